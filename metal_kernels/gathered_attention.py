@@ -1,8 +1,9 @@
 """GatheredAttention: MLX's own attention over copies of a chunk's pages.
 
 MLX's kernels know no fence and no page, so they cannot read a pool. `gather_pages` binds the fence and
-writes what is seen of the pages side by side to arrays of its own, which MLX orders like any others. Their room is
-rounded (`limits.room_for`); MLX's attention reads a view by its strides, and nothing behind it.
+writes what is seen of the pages side by side to arrays of its own, which MLX orders like any others.
+Their room is rounded (`limits.room_for`); MLX's attention reads a view by its strides, and nothing
+behind it.
 """
 
 from __future__ import annotations

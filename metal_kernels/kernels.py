@@ -42,7 +42,8 @@ class KernelSpec:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     writes_pools: bool = False  # though they are inputs; checked runs hold a kernel to it
-    partly_written: tuple[str, ...] = ()  # outputs, of which the rest is never read; likewise
+    # Outputs that are written in part, and never read elsewhere; checked runs hold a kernel to it.
+    partly_written: tuple[str, ...] = ()
     header: str = field(default="", repr=False)  # the functions that its text calls
 
     def source(self) -> str:

@@ -7,23 +7,26 @@ PAGE_SIZES = (16, 32, 64)
 # Of the Metal kernels; the other backends take any.
 HEAD_DIMS = (64, 80, 96, 112, 128, 192, 256, 512)
 
-# Chunks of so many rows are attended to by MLX's own kernels, over copies of their pages (`long_chunks.py`).
+# MLX's own kernels attend to chunks of at least this many rows, over copies of their pages
+# (`long_chunks.py`).
 MIN_COPIED_ROWS = 256
-# Head dimensions of which that is so on every chip.
+# Head dimensions for which MLX has such kernels on every chip.
 COPIED_DIMS = (64, 80, 96, 128)
-# The share of the machine's memory that one layer's copies may take, one in: 512 MiB of 16 GB, which are 128 Ki
-# positions of 8 kv heads of 128 dimensions. Copies of one or two layers are alive at once, as a step waits
-# for those before (`mlxserve/model/command_buffers.py`).
+# One layer's copies may take one part in so many of the machine's memory: 512 MiB of 16 GB, which
+# are 128 Ki positions of 8 kv heads of 128 dimensions. Copies of one or two layers are alive at
+# once, as a step waits for those before (`mlxserve/model/command_buffers.py`).
 SHARE_COPIED = 32
-# Copies of a chunk have room for the next power of two of positions, or from here on for a multiple of it.
+# Copies of a chunk have room for the next power of two of positions, or from here on for the next
+# multiple of this number.
 _ROOM = 8192
 
 
 def room_for(positions: int) -> int:
     """Positions that copies of `positions` have room for.
 
-    MLX uses freed memory again for arrays that are at most 32 KB smaller. With room for exactly what a chunk sees,
-    each chunk's copies would be new memory: 13 GB in 384 buffers for a prompt of 32 Ki tokens of an 8B model.
+    MLX uses freed memory again for arrays that are at most 32 KB smaller. With room for exactly
+    what a chunk sees, each chunk's copies would be new memory: 13 GB in 384 buffers for a prompt of
+    32 Ki tokens of an 8B model.
     """
     if positions >= _ROOM:
         return -(-positions // _ROOM) * _ROOM
@@ -31,7 +34,7 @@ def room_for(positions: int) -> int:
 
 
 def positions_in(room: int) -> int:
-    """The most positions whose copies need no more than this room."""
+    """Maximum number of positions whose copies fit into this room."""
     if room >= _ROOM:
         return room // _ROOM * _ROOM
     return 1 << room.bit_length() - 1 if room else 0

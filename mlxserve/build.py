@@ -337,8 +337,8 @@ def build_part(
         group=group,
         adapters=find_adapters(config.adapters),
     )
-    # A number of pages that is asked for, at the start or in a resize, is bounded by all memory, without
-    # a reserve.
+    # A requested number of pages, at the start or in a resize, is bounded by all memory, without a
+    # reserve.
     most = (memory.working_set if is_metal else memory.total) // num_here
     own = window_group(config, loaded)
     step = None

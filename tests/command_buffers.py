@@ -120,13 +120,16 @@ class BufferCache:
     """
 
     def __init__(self, limit: int, page: int = 16 << 10) -> None:
-        """limit: bytes of freed buffers that are kept. page: of the machine's memory"""
+        """
+        limit: bytes of freed buffers that are kept
+        page: bytes of a page of the machine's memory
+        """
         self.fresh: list[int] = []
         self._limit, self._page = limit, page
-        self._freed: list[int] = []  # the one that was freed first goes first
+        self._freed: list[int] = []  # in the order in which they were freed
 
     def allocate(self, nbytes: int) -> int:
-        """The bytes of the buffer that an array of `nbytes` gets."""
+        """Return the bytes of the buffer that an array of `nbytes` gets."""
         size = -(-nbytes // self._page) * self._page
         end = min(2 * size, size + 2 * self._page)
         reused = min((freed for freed in self._freed if size <= freed < end), default=None)

@@ -168,9 +168,10 @@ class ModelDispatch:
         await self._routes_of(text_model, adapter).router(scope, receive, send)
 
     def _keep(self, request: Request, name: str, seconds: float) -> str | None:
-        """Unload a model after `seconds` without a use, or return why a request may not.
+        """Unload a model after `seconds` without a use.
 
-        A model that the server's options keep loaded stays so whatever a request says.
+        Returns None, or the reason if the request may not decide this. Models that stay loaded by
+        the server's options do so whatever a request says.
         """
         place = next(model for model in self._registry.models if model.name == name)
         if math.isinf(place.keep_alive):

@@ -34,8 +34,8 @@ T = TypeVar("T")
 ResultT = TypeVar("ResultT", covariant=True)
 MadeT = TypeVar("MadeT")
 
-# In the scope of a request to a model: `(seconds) -> str | None`, which sets how long it stays loaded without a
-# use; why that is not for the request to say, or None.
+# In the scope of a request to a model: `(seconds) -> str | None`, which sets how long it stays
+# loaded without a use. It returns None, or the reason if the request may not decide this.
 KEEP_ALIVE = "mlxserve.keep_alive"
 # In the scope of a request to a model: when it was passed on (`perf_counter`), and the seconds for
 # which it then waited for its model.

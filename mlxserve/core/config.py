@@ -229,8 +229,11 @@ class SchedulerConfig(Options):
         return self.max_num_batched_tokens or _STEP_BUDGET
 
     def step_rows(self, *, is_metal: bool) -> int:
-        """`max_num_batched_tokens`, or its default: fewer on Metal, where memory and the longest run of a command
-        buffer grow with a step."""
+        """`max_num_batched_tokens`, or its default for the device.
+
+        The default is lower on Metal, where memory and the longest run of a command buffer grow
+        with a step.
+        """
         if is_metal and self.enable_chunked_prefill and self.max_num_batched_tokens is None:
             return max(_METAL_STEP_BUDGET, self.max_num_seqs)
         return self.step_budget

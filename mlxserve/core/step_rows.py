@@ -7,15 +7,15 @@ without mlx as well.
 
 from __future__ import annotations
 
-# Rows, times layers, of a step with a prompt that MLX may have encoded and not computed yet: 6 layers of 512
-# rows, which keep 0.7 GB of an 8B model, where there is little memory. The more, the earlier the host goes on
-# to the step before. (memory in GB below which, rows)
+# Rows, times layers, of a step with a prompt that MLX may have encoded and not computed yet: 6
+# layers of 512 rows, which keep 0.7 GB of an 8B model, on small machines. The more, the earlier the
+# host continues with the step before. (memory in GB below which they hold, rows)
 _ROWS_UNDER_WAY = ((24, 3072), (48, 6144), (96, 8192))
 _MAX_ROWS_UNDER_WAY = 16384
 # Positions of a decode whose partial results take as much memory as what a row leaves in a layer.
 _POSITIONS_OF_A_ROW = 1024
-# Positions of a chunk that MLX's attention reads copies of (`metal_kernels/long_chunks.py`), likewise: 4 KB
-# each of 8 kv heads of 128 dimensions, where an 8B model keeps 230 KB of a row.
+# Positions of a chunk whose copies (`metal_kernels/long_chunks.py`) take as much memory: 4 KB each
+# of 8 kv heads of 128 dimensions, where an 8B model keeps 230 KB of a row.
 _COPIES_OF_A_ROW = 64
 # Decodes that count as fewer rows are left to MLX: of 128 Ki positions a layer keeps 9 MB.
 _MIN_ROWS_OF_DECODES = 128

@@ -72,9 +72,9 @@ def kv_shape(text: Config) -> KVShape:
 
 
 def copied_of(text: Config) -> int:
-    """What `hub/step_estimate.py` calls copied: of the kinds of layers, the largest whose pages a long chunk copies.
+    """Keys and values of a token in the largest layer whose pages a long chunk copies.
 
-    Raises as `kv_shape` does.
+    This is `copied` of `hub/step_estimate.py`. Raises as `kv_shape` does.
     """
     if text.get("model_type") in _RECURRENT_ONLY or text.get("kv_lora_rank"):
         return 0
@@ -201,7 +201,7 @@ def _rows(text: Config, kind: str) -> int:
 
 
 def _head_dim(text: Config, kind: str) -> int:
-    """Of keys in a layer without latents."""
+    """Head dimension of the keys in a layer without latents."""
     _, head_dim, _ = head_sizes(text)
     if kind == "full_attention":
         head_dim = int(text.get("global_head_dim") or head_dim)

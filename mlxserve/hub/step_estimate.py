@@ -1,8 +1,9 @@
-"""The peak of a step, estimated from a model's sizes where a server measures one (`model/step_peak.py`).
+"""The peak memory of a step, estimated from a model's sizes to list models without loading them.
 
-For listing models without loading them. On Metal it follows the rules by which a server bounds and plans a step,
-with what a row leaves in a layer counted from the sizes; `tests/hub/test_step_estimate.py` compares it with
-replays of MLX's command buffers. It has not been compared on a Mac.
+A server measures this peak (`model/step_peak.py`). On Metal the estimate follows the rules by which
+a server bounds and plans a step, and counts from the sizes what a row leaves in a layer;
+`tests/hub/test_step_estimate.py` compares it with replays of MLX's command buffers. It has not been
+compared on a Mac.
 """
 
 from __future__ import annotations
@@ -12,22 +13,24 @@ from dataclasses import dataclass
 from metal_kernels.limits import COPIED_DIMS, MIN_COPIED_ROWS, SHARE_COPIED, positions_in, room_for
 from mlxserve.core.step_rows import layers_under_way
 
-# As `model/step_peak.py` has them: rows and positions of the measured step, and what is added to its peak.
+# The rows and positions of the step that `model/step_peak.py` measures, and its factor for the
+# peak.
 _MAX_ROWS, _MAX_POSITIONS, _MARGIN = 2048, 8192, 1.25
-# Bytes of a value on Metal, and of the logits of a row with what is sampled from them: one array of these and four
-# of float32.
+# Bytes of a value on Metal, and of a row's logits with what is sampled from them: one array of such
+# values and four of float32.
 _VALUE, _LOGIT = 2, 18
 
 
 @dataclass(frozen=True, slots=True)
 class StepSizes:
-    """What a step's arrays follow from.
+    """Sizes of a model that decide how large a step's arrays are.
 
     width: hidden size
     inner: intermediate size; for experts, the sum over those active for a token
     num_heads: query heads of a layer
     vocabulary: tokens; 0 if that is not known
-    copied: keys and values of a token in the largest layer of which a long chunk reads copies; 0 for none
+    copied: keys and values of a token in the largest layer whose pages a long chunk copies; 0 for
+        none
     """
 
     width: int = 0
@@ -38,7 +41,7 @@ class StepSizes:
 
 
 def copied_values(kv_heads: int, head_dim: int) -> int:
-    """Keys and values of a token in a layer of which long chunks read copies; 0 where they read pages."""
+    """Keys and values of a token in a layer, if long chunks copy its pages; otherwise 0."""
     return 2 * kv_heads * head_dim if head_dim in COPIED_DIMS else 0
 
 
@@ -47,7 +50,8 @@ def step_on_metal(
 ) -> int:
     """Bytes that a server on a Mac plans for a step, beside weights and cache.
 
-    num_rows: of the step. num_seqs: requests that decode in it, one of them a chunk
+    num_rows: rows of the step
+    num_seqs: requests in it, one of them a chunk
     longest: positions of a sequence
     total: bytes of the Mac's memory
     """
@@ -65,19 +69,19 @@ def step_on_metal(
 
 
 def _positions_copied(sizes: StepSizes, rows: int, longest: int, total: int) -> int:
-    """Room of the copies, at most, for a chunk of these rows."""
+    """Maximum room of the copies for a chunk of these rows."""
     if not sizes.copied or rows < MIN_COPIED_ROWS:
         return 0
-    most = positions_in(total // SHARE_COPIED // (_VALUE * sizes.copied))
-    return room_for(max(rows, min(most, longest)))
+    max_copied = positions_in(total // SHARE_COPIED // (_VALUE * sizes.copied))
+    return room_for(max(rows, min(max_copied, longest)))
 
 
 def step_on_a_cpu(sizes: StepSizes, *, num_rows: int) -> int:
     """Bytes that a step takes without Metal, in float32.
 
-    A rule of thumb fitted to what is measured for Llama and Qwen3 geometries: 7 values per hidden unit and per
-    intermediate one, and float32 scores of 64 rows at a time in ten arrays, of a row in 256. For the embedded
-    model and that of 100M it is within a tenth of the planned peak.
+    A rule of thumb fitted to what is measured for Llama and Qwen3 geometries: 7 values per hidden
+    unit and per intermediate one, and float32 scores of 64 rows at a time in ten arrays, of one row
+    in 256. For the embedded model and that of 100M it is within a tenth of the planned peak.
     """
     values = 7 * (sizes.width + sizes.inner)
     return num_rows * 4 * (values + 10 * 64 * sizes.num_heads)

@@ -174,7 +174,7 @@ def _attention_shapes(layers: Sequence[LayerSpec]) -> frozenset[_Shape]:
 
 
 def _num_copied(chunks: SequenceTables, shapes: frozenset[_Shape]) -> int:
-    """Positions that copies of all chunks have room for, each in the layers that copy the most of it."""
+    """Positions that the copies of all chunks have room for, in the layers that copy the most."""
     lengths = np.diff(chunks.query_starts)
     return sum(
         max((room_copied(int(rows), int(context), *shape) for shape in shapes), default=0)

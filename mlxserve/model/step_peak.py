@@ -53,7 +53,7 @@ class StepPeak:
     measured: of the step that ran, with `num_measured` rows
     seconds: duration of that step
     start: positions before those rows, which they see
-    unkept: of the memory's limit, where MLX keeps no freed arrays
+    unkept: bytes of the limit in which MLX keeps no freed arrays
     """
 
     planned: int
@@ -66,7 +66,7 @@ class StepPeak:
 
     @property
     def beside_cache(self) -> int:
-        """Bytes that weights and pool leave free for it."""
+        """Bytes that weights and pool leave free for the step."""
         return beside_cache(self.planned, self.unkept)
 
 
@@ -142,8 +142,8 @@ def peak_with_copies(
     copied, nbytes = 0, 0
     for spec in layers:
         max_copied = longest_copied(rows, spec.kv_heads, spec.key_dim, spec.dtype, memory)
-        seen_at_most = min(max_copied, longest, (spec.window or longest) + rows)
-        positions = room_for(seen_at_most) if max_copied else 0
+        positions = min(max_copied, longest, (spec.window or longest) + rows)
+        positions = room_for(positions) if max_copied else 0
         copied = max(copied, positions)
         each = spec.kv_heads * (spec.key_dim + spec.value_dim) * spec.dtype.size
         nbytes = max(nbytes, positions * each)

@@ -189,8 +189,11 @@ def return_free_memory() -> None:
 
 @functools.cache
 def wired_at_start() -> int:
-    """Bytes that macOS could not take back from any program when this was first called, which is before the first
-    model is loaded: the kernel's, and what other model servers keep resident."""
+    """Bytes that macOS could not take back from any program at the first call.
+
+    The first call comes before a model is loaded, so these are the kernel's, and what other model
+    servers keep resident.
+    """
     if sys.platform != "darwin":
         return 0
     import psutil
@@ -202,7 +205,8 @@ def wired_at_start() -> int:
 def working_set() -> int:
     """Bytes that macOS recommends for the GPU, which it may also keep resident.
 
-    A raised `iogpu.wired_limit_mb` is part of it. mlx asks once, so a process keeps what it began with.
+    A raised `iogpu.wired_limit_mb` is part of it. mlx asks once, so a process keeps the value that
+    it started with.
     """
     import mlx.core as mx
 
@@ -261,7 +265,7 @@ def facts() -> dict[str, str]:
         "python": f"{platform.python_version()} ({sys.executable})",
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "cores": str(os.cpu_count()),
-        "memory": _memory_facts(sizes),
+        "memory": _memory_label(sizes),
         "mlx": _version("mlx"),
         "mlx-lm": _version("mlx-lm"),
         "device": "Metal" if is_metal() else "CPU",
@@ -273,7 +277,7 @@ def facts() -> dict[str, str]:
     return lines
 
 
-def _memory_facts(sizes: DeviceMemory) -> str:
+def _memory_label(sizes: DeviceMemory) -> str:
     gib = 1 << 30
     of_models = sizes.limit().nbytes / gib
     taken = f", {sizes.taken / gib:.1f} GiB wired by other programs" if sizes.taken else ""

@@ -3,8 +3,8 @@
 Both limits are the process's, and several models may be loaded. So each model has a share, and the
 limits are the sums of all shares:
 
-    wired    weights, states, pages that have memory, and a step; at most the working set, and what other
-             programs had left when this process began
+    wired    weights, states, pages that have memory, and a step; at most the working set, and what
+             other programs had left when this process began
     freed    a step, whose arrays the next one uses again
 
 By default mlx wires nothing, and macOS takes memory back from a model that pauses. Others measured,

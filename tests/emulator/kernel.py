@@ -197,7 +197,7 @@ def metal_kernel(
     nothing here: the host computes as "safe" says. The rest is the emulator's own:
 
     writable_inputs: inputs the body writes through a cast-away const; they must be row-contiguous.
-    partly_written:  outputs of which the body writes a part; `check` reports what it leaves of others.
+    partly_written:  outputs that the body need not fill; `check` reports gaps in any others.
     include_dirs:    searched for #include, after MLX's own headers.
     check:           run with every run-time check; about twice slower.
     strict:          hold the text to both front ends and to rules.py; None: the same as `check`.

@@ -113,7 +113,7 @@ class Binding:
     array: AnyArray
     writable: bool = False
     starts_unwritten: bool = False  # an output without initial values
-    partly_written: bool = False  # of which some may stay so
+    partly_written: bool = False  # an output that may keep gaps
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The estimated step on a Mac is what a server plans there, by replays of MLX's command buffers."""
+"""The estimated step of a Mac against the step that a server plans, by replayed command buffers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def estimated(model: Geometry, memory: int, num_rows: int = 512) -> int:
 @pytest.mark.parametrize("num_rows", ROWS)
 @pytest.mark.parametrize("model", GEOMETRIES, ids=lambda model: model.name)
 def test_a_step_is_estimated_as_a_server_plans_it(model: Geometry, num_rows: int) -> None:
-    """Within a tenth by default; of experts, of whose kinds the sizes do not tell, a quarter."""
+    """It is within a tenth by default, and within a quarter for experts, whose sizes tell less."""
     within = (0.25 if model.num_experts else 0.1) + (0.15 if num_rows > 512 else 0)
     for memory in MACS:
         if max_positions(model, memory):

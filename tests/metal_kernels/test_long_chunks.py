@@ -70,8 +70,10 @@ def test_no_chunk_below_128k_positions_leaves_mlxs_kernel_on_an_m5() -> None:
 
 
 def fresh_copies(room: Callable[[int], int], limit: int = 1 << 40) -> list[int]:
-    """Sizes of the buffers that the device makes for copies of an 8B model's prompt of 32 Ki tokens, in chunks of
-    512 rows with three layers under way."""
+    """Sizes of the buffers that the device makes for copies of a prompt of 32 Ki tokens.
+
+    The model has 8B parameters, the chunks 512 rows, and three layers are under way.
+    """
     cache, under_way = BufferCache(limit), deque[int]()
     for seen in range(512, (32 << 10) + 1, 512):
         for _ in range(QWEN3_8B.num_layers):
@@ -83,7 +85,7 @@ def fresh_copies(room: Callable[[int], int], limit: int = 1 << 40) -> list[int]:
 
 
 def test_copies_of_a_long_prompt_use_the_memory_of_earlier_chunks_again() -> None:
-    """Of exactly what it sees, every chunk would get new memory."""
+    """With copies of exactly what it sees, every chunk would get new memory."""
     exact, rounded = fresh_copies(lambda seen: seen), fresh_copies(room_for)
     assert (len(exact), round(sum(exact) / 1e9, 1)) == (384, 13.1)
     assert (len(rounded), round(sum(rounded) / 1e9, 1)) == (48, 1.1)
@@ -152,7 +154,7 @@ def test_head_dimension_rows_and_accelerators_decide(dtype: mx.Dtype, mac: Answe
 
 
 def test_a_chunk_on_every_chip_is_copied_of_these_head_dimensions(mac: Answer) -> None:
-    """By which a step is estimated where no Mac can be asked."""
+    """These decide how a step is estimated where no Mac can be asked."""
     mac(ON_EVERY_CHIP)
     assert tuple(dim for dim, way in ways().items() if way == _BY_COPIES) == COPIED_DIMS
 
@@ -306,10 +308,10 @@ def test_a_long_chunk_sees_all_of_its_window_and_nothing_before_it(options: dict
 def test_copies_are_right_however_much_of_their_room_is_left(
     before: int, window: int | None
 ) -> None:
-    """Of 511 to 513 positions that are seen. What is left holds NaN."""
+    """The rows see 511 to 513 positions. The rest of the room holds NaN."""
     backend, ran = recorded()
-    found = Paged(backend, Case(((before, 256),), window=window, dtype=mx.float16))
-    assert found.error() <= found.tolerance
+    paged = Paged(backend, Case(((before, 256),), window=window, dtype=mx.float16))
+    assert paged.error() <= paged.tolerance
     assert ran[-1] == "gather_pages"
 
 

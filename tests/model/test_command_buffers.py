@@ -163,7 +163,7 @@ def test_positions_that_are_copied_count_as_rows_and_no_others(
     build_model: Callable[..., tuple[Any, dict[str, Any]]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The room of copies of 340 positions, which a chunk of 300 rows sees, and nothing of a short one that sees 500."""
+    """A chunk of 300 rows counts the room of the 340 positions that it sees, a short one nothing."""
     counted: list[int] = []
     real = Commits.of_step
 

@@ -23,8 +23,8 @@ class Bug:
     options: dict[str, object] = field(default_factory=dict)  # of the claim, or of the machine
 
     def plant(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        found = getattr(self.owner, self.method)
-        function = found.fget if isinstance(found, property) else found
+        member = getattr(self.owner, self.method)
+        function = member.fget if isinstance(member, property) else member
         source = textwrap.dedent(inspect.getsource(function))
         assert source.count(self.line) == 1, f"{self.line!r} is not one place in {self.method}"
         namespace: dict[str, object] = {}

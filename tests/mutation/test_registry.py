@@ -1,4 +1,4 @@
-"""What the registry's memory is told as: each wrong reply is found by a test."""
+"""Planted bugs in what Ollama's routes report of the registry; a test finds each."""
 
 from __future__ import annotations
 

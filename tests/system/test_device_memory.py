@@ -1,4 +1,4 @@
-"""What models may take: the working set less an absolute reserve, and what other programs have wired."""
+"""Models may take the working set, less an absolute reserve and what other programs have wired."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_by_default_no_share_is_chosen() -> None:
 
 
 def test_what_other_programs_have_wired_is_theirs() -> None:
-    """As far as macOS has not left it to them already."""
+    """macOS has left them a part already, which is not subtracted again."""
     free = mac(24, 16).limit()
     assert mac(24, 16, taken=8).limit() == free
     assert mac(24, 16, taken=14).limit().nbytes == 9 * GIB
@@ -54,7 +54,7 @@ def test_a_raised_limit_of_the_gpu_is_followed_up_to_what_others_left() -> None:
 
 
 def test_where_mlx_keeps_no_freed_arrays_only_half_a_step_is_planned() -> None:
-    """MLX gives them back from 95 % of the working set on, which a GiB of reserve passes on large Macs."""
+    """This begins at 95 % of the working set, above which a GiB of reserve ends on large Macs."""
     assert [mac(*sizes).limit().unkept for sizes in MACS[:3]] == [0, 0, 0]
     large = mac(512, 384)
     limit, step = large.limit(), 4 * GIB
