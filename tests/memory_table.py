@@ -158,8 +158,6 @@ def _tokens(fit: MemoryFit) -> str:
     if not fit.num_tokens:
         return "does not start"
     tokens = f"{min(fit.num_tokens, fit.context):,}"
-    return (
-        tokens
-        if fit.num_windows is None
-        else f"{tokens}, {fit.num_windows} window{'s' * (fit.num_windows > 1)}"
-    )
+    if fit.num_windows is None:
+        return tokens
+    return f"{tokens} or {fit.num_windows} window{'s' * (fit.num_windows > 1)}"

@@ -9,7 +9,8 @@ every page of its sequence; those before the window name any page, and are never
 
 vLLM's coordinator has a group for each window, all in one pool, which takes pages of one size in bytes:
 layers are divided into as many parts of equal size. Here the pools are two, so layers may have any shape and
-one table serves all windows; how memory is divided is decided at the start (`split`).
+one table serves all windows. Both pools share memory (`pool_memory.py`), or divide it at the start
+(`split`).
 
 Plain numbers: neither layers, nor arrays, nor requests.
 """
@@ -73,25 +74,6 @@ def wanted(window: Window, num_seqs: int, step_tokens: int) -> int:
     """Pages with which `num_seqs` requests run beside each other, while as many prompts can be continued
     from their last windows, and two steps of `step_tokens` tokens compute prompts."""
     return 2 * num_seqs * window.num_held + 2 * -(-step_tokens // window.page_size)
-
-
-def bytes_for(
-    page_bytes: int,
-    window_page_bytes: int,
-    window: Window,
-    *,
-    longest: int,
-    num_seqs: int,
-    step_tokens: int,
-    is_promised: bool = False,
-) -> int:
-    """The bytes of which `split` leaves a context of `longest` tokens."""
-    context = _bytes_of(longest, window, page_bytes)
-    own = window.num_held * window_page_bytes
-    most = wanted(window, num_seqs, step_tokens) * window_page_bytes - own
-    with_spare = min(-(-context * _SPARE // (_SPARE - 1)), context + most)
-    others = 0 if is_promised else _others(window, window_page_bytes, num_seqs)
-    return own + max(with_spare, context + others)
 
 
 def _others(window: Window, window_page_bytes: int, num_seqs: int) -> int:

@@ -14,7 +14,8 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from mlxserve.cache.groups import Window, bytes_for, split
+from mlxserve.cache.groups import Window
+from mlxserve.cache.pool_memory import most_pages
 from mlxserve.core.config import EngineConfig, SchedulerConfig, data_home
 from mlxserve.core.errors import UnsupportedModel
 from mlxserve.hub.class_defaults import with_class_defaults
@@ -134,7 +135,8 @@ class MemoryFit:
     num_tokens: int  # tokens of cache that fit next to the weights and a step
     needed: int  # bytes of weights, a step's peak and the requested context
     context: int  # tokens of that context
-    num_windows: int | None = None  # besides those tokens; None without sliding-window layers
+    # Maximum number of windows, in the same memory; None without sliding-window layers.
+    num_windows: int | None = None
 
 
 _UNFIT = (LookupError, TypeError, ValueError, ArithmeticError, AttributeError)
@@ -156,8 +158,7 @@ def memory_fit(
     """Check that the context of the options fits next to the weights and a step.
 
     options: with the longest context, which is capped at the length that the model was trained for.
-        Without one it is that length, part of which sliding-window layers may take for other
-        requests
+        Without one it is that length
     in_8_bits: with keys and values in 8 bits (`kv_cache_dtype=q8`)
     """
     options = options or SchedulerConfig()
@@ -179,7 +180,6 @@ def memory_fit(
             longest=context,
             num_seqs=options.max_num_seqs,
             step_tokens=options.step_rows(is_metal=is_metal),
-            is_promised=options.max_model_len is not None,
         )
     # A sequence of any length keeps as much.
     if per_token == 0:
@@ -202,19 +202,19 @@ def _fit_with_windows(
     longest: int,
     num_seqs: int,
     step_tokens: int,
-    is_promised: bool,
 ) -> MemoryFit:
-    """Divide the remaining memory between full and sliding-window pages, as a server does."""
-    options: dict[str, Any] = {
-        "longest": longest,
-        "num_seqs": num_seqs,
-        "step_tokens": step_tokens,
-        "is_promised": is_promised,
-    }
-    sizes = page_bytes, window_page_bytes, window
-    num_pages, num_window_pages = split(memory - taken, *sizes, **options)
-    needed = taken + bytes_for(*sizes, **options)
-    num_tokens = max(0, num_pages) * window.page_size
+    """Share the remaining memory between full and sliding-window pages, as a server does."""
+    num_pages, num_window_pages = most_pages(
+        memory - taken,
+        page_bytes,
+        window_page_bytes,
+        window,
+        num_seqs=num_seqs,
+        step_tokens=step_tokens,
+    )
+    own_window = window.num_held * window_page_bytes
+    needed = taken + own_window + -(-longest // window.page_size) * page_bytes
+    num_tokens = num_pages * window.page_size
     num_windows = int(window.num_windows(num_window_pages))
     return MemoryFit(needed <= memory, num_tokens, needed, longest, num_windows)
 

@@ -10,12 +10,12 @@ import pytest
 from mlxserve.cache.groups import (
     MIN_WINDOWS,
     Window,
-    bytes_for,
     num_in,
     split,
     wanted,
     window_of,
 )
+from mlxserve.cache.pool_memory import most_pages
 
 KIB, GB = 1 << 10, 1 << 30
 
@@ -113,22 +113,6 @@ def test_windows_take_nothing_of_a_context_that_is_promised(page_size: int) -> N
         assert divided(name, nbytes, page_size, **less)[1] >= divided(name, nbytes, page_size)[1]
 
 
-@pytest.mark.parametrize("is_promised", [True, False])
-@pytest.mark.parametrize("num_seqs", [1, 3, 64])
-def test_the_bytes_for_a_context_are_the_fewest_that_leave_it(
-    num_seqs: int, *, is_promised: bool
-) -> None:
-    for full, windowed, size, longest, contexts in MODELS.values():
-        sizes = 32 * full, 32 * windowed, Window(size, 32)
-        for context in (*contexts, longest):
-            options = {"longest": context, "num_seqs": num_seqs, "is_promised": is_promised}
-            options |= STEP
-            nbytes = bytes_for(*sizes, **options)
-            assert split(nbytes, *sizes, **options)[0] * 32 >= context
-            fewer = nbytes - 2 * sizes[0] - sizes[1]  # windows take whole pages
-            assert split(fewer, *sizes, **options)[0] * 32 < context
-
-
 def test_a_mac_of_24_gb_has_room_for_more_than_one_window() -> None:
     """What is left beside the weights and a step of a 4-bit model there, and on one of 32 GB."""
     found = {
@@ -148,6 +132,28 @@ def test_a_mac_of_24_gb_has_room_for_more_than_one_window() -> None:
         ("Gemma 3 27B", 4.5): (36_352, 4),
         ("gpt-oss-20b", 1.2): (48_960, 18),
     }
+
+
+@pytest.mark.parametrize(
+    ("name", "memory", "shared", "shared_by_one"),
+    [
+        ("Gemma 4 26B", 1.2, (52_032, 5.7), (52_032, 2.9)),
+        ("Gemma 4 26B", 4.0, (198_816, 19.1), (198_816, 2.9)),
+        ("Gemma 3 27B", 4.5, (53_312, 10.2), (53_312, 2.9)),
+        ("gpt-oss-20b", 1.2, (52_224, 133.3), (52_224, 7.3)),
+    ],
+)
+def test_shared_memory_holds_either_a_long_context_or_many_windows(
+    name: str, memory: float, shared: tuple[int, float], shared_by_one: tuple[int, float]
+) -> None:
+    """Maximum tokens and windows for 64 requests and for one, as in the table of docs/tuning.md."""
+    full, windowed, size, _, _ = MODELS[name]
+    window = Window(size, 32)
+    for num_seqs, expected in ((64, shared), (1, shared_by_one)):
+        num_pages, num_window_pages = most_pages(
+            int(memory * GB), 32 * full, 32 * windowed, window, num_seqs=num_seqs, **STEP
+        )
+        assert (num_pages * 32, round(window.num_windows(num_window_pages), 1)) == expected
 
 
 def test_a_shorter_context_leaves_more_for_windows() -> None:

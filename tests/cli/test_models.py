@@ -54,7 +54,7 @@ def test_the_star_is_for_models_that_write_and_have_room_for_a_chat() -> None:
     assert best_of(rows[:1]) is None
 
 
-def test_a_model_with_windows_says_how_many_fit_beside_its_context(offline: Run) -> None:
+def test_a_model_with_windows_says_how_many_share_its_memory(offline: Run) -> None:
     assert fit_text(MemoryFit(True, 200, 5, 100, 1)) == "fits, 1 window"
     assert (
         fit_text(MemoryFit(False, 1_200, 5, 4_096, 7)) == "1,200 of 4,096 tokens, up to 7 windows"

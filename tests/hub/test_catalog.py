@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from mlxserve.cache.groups import Window, split
+from mlxserve.cache.groups import Window
 from mlxserve.core.config import EngineConfig, SchedulerConfig
 from mlxserve.hub.catalog import Entry, MemoryFit, Origin, entries, memory_fit
 from mlxserve.hub.embedded import MODEL_NAME
 from mlxserve.hub.files import find_model
 from mlxserve.hub.known_models import KNOWN_WINDOWS
 from mlxserve.hub.kv_shapes import KVShape
+from mlxserve.model.window_group import WindowGroup
 from mlxserve.system.device_memory import MemoryLimit
 
 CONFIG = {
@@ -192,7 +193,7 @@ def test_layers_with_a_window_take_what_a_server_gives_them(
 
 
 def check_windows(entry: Entry, memory: int, in_8_bits: bool) -> None:
-    """As `model.sizing` divides the same memory."""
+    """A server shares the same memory in the same way."""
     fit = fit_of(entry, context=None, memory=memory, in_8_bits=in_8_bits)
     page = EngineConfig().page_size
     window = Window(entry.kv.window, page)
@@ -202,23 +203,25 @@ def check_windows(entry: Entry, memory: int, in_8_bits: bool) -> None:
     if left < 0:
         assert not fit.fits
         return
-    num_pages, num_windows = split(
-        left, of_others, of_window, window, longest=entry.context, num_seqs=64, step_tokens=512
-    )
+    group = WindowGroup(window, of_window, of_others, is_shared=True)
+    config = EngineConfig().with_options(max_num_batched_tokens=512)
+    num_pages, num_windows = group.fitted(config, left, entry.context)
     assert (fit.num_tokens, fit.num_windows) == (num_pages * page, num_windows // window.num_held)
     assert fit.fits == (fit.num_tokens >= entry.context)
 
 
-def test_a_context_that_is_asked_for_leaves_fewer_windows() -> None:
-    [entry] = (one for one in entries() if one.name == "mlx-community/gemma-3-27b-it-4bit")
+def test_a_context_fits_up_to_the_last_page_beside_its_own_window() -> None:
+    [entry] = (known for known in entries() if known.name == "mlx-community/gemma-3-27b-it-4bit")
     memory = int(21.5e9)
     whole = fit_of(entry, context=None, memory=memory)
-    assert (whole.fits, whole.num_windows) == (False, 4)
-    asked = fit_of(entry, context=whole.num_tokens + 8000, memory=memory)
-    assert asked.fits
-    assert asked.num_windows in (1, 2, 3)
-    one_seat = fit_of(entry, context=None, memory=memory, num_seqs=1)
-    assert one_seat.num_tokens > asked.num_tokens
+    assert not whole.fits
+    assert whole.num_windows is not None
+    assert whole.num_windows > 4
+    longest = fit_of(entry, context=whole.num_tokens, memory=memory)
+    assert longest.fits
+    assert fit_of(entry, context=whole.num_tokens, memory=longest.needed).fits
+    assert not fit_of(entry, context=whole.num_tokens, memory=longest.needed - 1).fits
+    assert not fit_of(entry, context=whole.num_tokens + 1, memory=memory).fits
 
 
 def test_a_model_without_attention_takes_any_context() -> None:
