@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -20,11 +21,14 @@ from mlxserve import (
     PromptTooLong,
     SamplingParams,
 )
-from mlxserve.build import build_text_model
+from mlxserve.build import build_engine, build_text_model
 from mlxserve.chat.text_model import TextModel
 from mlxserve.core.config import EngineConfig
+from mlxserve.hub.files import find_model
 from mlxserve.model import attention
+from mlxserve.request import Request
 from mlxserve.system import machine
+from mlxserve.system.device_memory import DeviceMemory
 from tests.emulated import emulated_backend
 
 GREEDY = SamplingParams(max_tokens=40, temperature=0, ignore_eos=True)
@@ -205,3 +209,25 @@ def test_a_smaller_cache_frees_memory(num_pages: int) -> None:
         asyncio.run(scenario(chat))
     finally:
         chat.close()
+
+
+def test_windows_stay_in_the_memory_of_a_smaller_cache(
+    model_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They share it with the other pages: an idle model that makes room gives up both."""
+    monkeypatch.setattr(machine, "memory", lambda: DeviceMemory(8 << 30, 16 << 20))
+    config = EngineConfig(attention_backend="cpu").with_options(
+        max_num_seqs=64, max_num_batched_tokens=64
+    )
+    engine, _ = build_engine(config, find_model(str(model_folder("gemma3_text")), None))
+    whole = engine.monitor.snapshot().memory.kv_cache
+    engine.resize_cache(20)
+    planned = engine.monitor.stats().planned.pool
+    params = SamplingParams(max_tokens=20, temperature=0, ignore_eos=True)
+    engine.add_all([Request(str(n), [n + 5] * 60, params) for n in range(20)])
+    sizes = {engine.monitor.snapshot().memory.kv_cache}
+    while engine.has_work:
+        engine.step()
+        sizes.add(engine.monitor.snapshot().memory.kv_cache)
+    assert engine.monitor.stats().windows.num_evicted > 0, "windows were used"
+    assert max(sizes) <= planned < whole

@@ -12,12 +12,20 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 
+from mlxserve.cache.groups import Window
 from mlxserve.core.config import EngineConfig
 from mlxserve.core.errors import InvalidConfig, OutOfMemory
 from mlxserve.hub.context import Context
 from mlxserve.model.load import LoadedModel, prepare
-from mlxserve.model.sizing import default_step_budget, first_pages, fit_pages, with_sizes
+from mlxserve.model.sizing import (
+    default_step_budget,
+    first_pages,
+    fit_pages,
+    pool_memory,
+    with_sizes,
+)
 from mlxserve.model.step_peak import StepPeak
+from mlxserve.model.window_group import WindowGroup
 from tests.model.test_step_peak import measured
 
 MIB = 1 << 20
@@ -58,6 +66,18 @@ def test_weights_a_step_and_the_pool_fit_in_the_limit(loaded: LoadedModel) -> No
     found = pages(loaded, limit)
     assert found * PAGE_BYTES + loaded.weight_size <= limit
     assert found * PAGE_BYTES > 32 * MIB, "a step of this model needs far less than half"
+
+
+def test_kinds_share_what_weights_and_a_step_leave(loaded: LoadedModel) -> None:
+    """A step leaves less if MLX keeps no freed arrays in part of the limit."""
+    step = replace(measured(loaded, 64), unkept=64 * MIB)
+    assert step.beside_cache > step.planned
+    limit = loaded.weight_size + step.beside_cache + 8 * MIB
+    group = WindowGroup(Window(64, 16), PAGE_BYTES, PAGE_BYTES, is_shared=True)
+    config = EngineConfig().with_options(page_size=16, num_pages=10_000, num_window_pages=100)
+    memory = pool_memory(config, loaded, step, limit, group)
+    assert memory is not None
+    assert memory.nbytes == 8 * MIB
 
 
 def test_a_tower_and_its_step_take_memory_from_the_pages(loaded: LoadedModel) -> None:

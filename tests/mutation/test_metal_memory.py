@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import pytest
 
+from mlxserve.hub import catalog
+from mlxserve.scheduler.scheduler import Scheduler
 from mlxserve.system import machine, metal_memory
 from mlxserve.system.device_memory import DeviceMemory
 from mlxserve.system.metal_memory import MetalMemory, ModelShare
+from tests import test_resizing
 from tests.geometries import QWEN3_8B
-from tests.hub import test_step_estimate
+from tests.hub import test_catalog, test_step_estimate
+from tests.model import test_sizing
+from tests.model.test_sizing import loaded as loaded
 from tests.mutation.bug import Bug
 from tests.system import test_device_memory, test_metal_memory
 from tests.system.test_metal_memory import memory as memory
@@ -133,6 +138,27 @@ FOUND: dict[str, Bug] = {
         "if False:",
         test_step_estimate.test_a_step_is_estimated_as_a_server_plans_it,
         {"model": QWEN3_8B, "num_rows": 512},
+    ),
+    "list models with a context that leaves no window": Bug(
+        catalog,
+        "_fit_with_windows",
+        "needed = taken + own_window",
+        "needed = taken",
+        test_catalog.test_a_context_fits_up_to_the_last_page_beside_its_own_window,
+    ),
+    "share the memory that half a step needs": Bug(
+        test_sizing,
+        "pool_memory",
+        "step.beside_cache",
+        "step.planned",
+        test_sizing.test_kinds_share_what_weights_and_a_step_leave,
+    ),
+    "leave the memory of a smaller cache to its windows": Bug(
+        Scheduler,
+        "resize",
+        "replace(self._memory, nbytes=self._memory.nbytes + more)",
+        "replace(self._memory, nbytes=self._memory.nbytes + max(0, more))",
+        test_resizing.test_windows_stay_in_the_memory_of_a_smaller_cache,
     ),
     "forget mlx's own limit": Bug(
         MetalMemory,
