@@ -87,7 +87,7 @@ FOUND: dict[str, Bug] = {
     "keep weights that arrived damaged": Bug(
         download,
         "_fetch",
-        "_SHA256.fullmatch(found.etag) and _digest(part) != found.etag",
+        "_SHA256.fullmatch(metadata.etag) and _digest(part) != metadata.etag",
         "False",
         test_download.test_weights_that_arrive_damaged_are_not_kept,
     ),

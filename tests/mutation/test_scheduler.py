@@ -517,7 +517,7 @@ FOUND_BY_CLAIM: dict[str, Bug] = {
     "admit without a count of windows": Bug(
         Admission,
         "_lacks_memory",
-        "max(self.lacking(request, cached).values()) > 0",
+        "end.room.num_lacking(request, num_cached, num_reserved) > 0",
         "False",
         test_windows.test_prompts_that_only_fit_one_after_the_other_do_not_thrash,
     ),
@@ -657,8 +657,8 @@ FOUND_BY_CLAIM: dict[str, Bug] = {
     ),
     "P2 check without reserving": Bug(
         Admission,
-        "choose",
-        "self._pool.num_free - self._stats.pages_reserved",
+        "_supply",
+        "self._pool.num_free - self.num_reserved()",
         "self._pool.num_free",
         test_pitfalls.test_p02_prompts_that_only_fit_one_after_the_other_do_not_thrash,
     ),
