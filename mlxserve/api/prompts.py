@@ -27,6 +27,7 @@ from mlxserve.text.tokenizer import check_names
 
 if TYPE_CHECKING:
     from mlxserve.chat.text_model import TextModel
+    from mlxserve.chat.writer import Writer
 
 _PIXELS_PER_SECOND = 10_000_000  # resized and normalised for the model
 MAX_IMAGES, MAX_PIXELS = 256, 128 << 20  # of one request
@@ -96,7 +97,7 @@ class Prompts:
         if not isinstance(begun, WithoutImages):
             return begun
         conversation = await self._with_images(request, begun.conversation)
-        left = self._render(request, begun.source, conversation)
+        left = self._render(request, self._model.require_writer(), begun.source, conversation)
         return await run_fairly(request, left.seconds, left.work)
 
     def _read(self, request: Request, source: PromptSource) -> Work[Begun]:
@@ -106,13 +107,13 @@ class Prompts:
         )
         if conversation.sent_images:
             return WithoutImages(source, conversation)
-        work: Work[Begun] = self._render(request, source, conversation)
+        work: Work[Begun] = self._render(request, writer, source, conversation)
         return work
 
+    @staticmethod
     def _render(
-        self, request: Request, source: PromptSource, conversation: Conversation
+        request: Request, writer: Writer, source: PromptSource, conversation: Conversation
     ) -> MoreWork[Any]:
-        writer = self._model.require_writer()
         seconds = render_seconds([message.text for message in conversation.messages], source.tools)
         seconds += conversation.num_pixels / _PIXELS_PER_SECOND
 

@@ -35,8 +35,9 @@ class RequestOptions:
     turn: AssistantTurn | None = None
 
     def __post_init__(self) -> None:
-        _check_text(self.cache_salt, "cache_salt")
-        _check_text(self.prefix_name, "prefix_name")
+        for name in ("cache_salt", "prefix_name", "request_id"):
+            if not isinstance(value := getattr(self, name), str | None):
+                raise InvalidParameter(name, f"must be a string or None, got {value!r:.80}")
         if not isinstance(self.skip_prefix_cache, bool):
             raise InvalidParameter(
                 "skip_prefix_cache", f"must be True or False, got {self.skip_prefix_cache!r:.80}"
@@ -48,7 +49,6 @@ class RequestOptions:
         if not isinstance(self.client, str):
             raise InvalidParameter("client", f"must be a string, got {self.client!r:.80}")
         object.__setattr__(self, "priority", _priority(self.priority))
-        _check_text(self.request_id, "request_id")
         if not isinstance(self.turn, AssistantTurn | None):
             raise InvalidParameter("turn", f"must be an AssistantTurn, got {self.turn!r:.80}")
 
@@ -59,8 +59,3 @@ def _priority(value: object) -> int:
     check_whole(value, "priority")
     assert isinstance(value, int)
     return value
-
-
-def _check_text(value: object, name: str) -> None:
-    if not isinstance(value, str | None):
-        raise InvalidParameter(name, f"must be a string or None, got {value!r:.80}")

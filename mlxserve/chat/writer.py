@@ -171,12 +171,17 @@ class Writer:
         for prompt in prompts:
             leader: str | None = None
             for choice in params.choices():
-                request = await self._request(
-                    prompt, choice, options, next(ids), salt=salt, fork_of=leader
+                answer = await self._answer(
+                    prompt,
+                    choice,
+                    options,
+                    next(ids),
+                    salt=salt,
+                    answer_index=len(answers),
+                    fork_of=leader,
                 )
-                decoder = self._decoder(prompt, request, options.turn, answer_index=len(answers))
-                answers.append((request, decoder))
-                leader = leader or request.id
+                answers.append(answer)
+                leader = leader or answer[0].id
         return await self._submit(answers, observe)
 
     def _refuse_crowd(self, num_prompts: int, num_answers: int) -> None:
@@ -206,7 +211,7 @@ class Writer:
             return (f"request-{next(self._numbers)}" for _ in range(count))
         return iter([name] if count == 1 else [f"{name}-{number}" for number in range(count)])
 
-    async def _request(
+    async def _answer(
         self,
         prompt: Sequence[int],
         params: SamplingParams,
@@ -214,17 +219,18 @@ class Writer:
         request_id: str,
         *,
         salt: bytes,
+        answer_index: int = 0,
         fork_of: str | None = None,
         pins: bool = False,
         pin_share: float = 1.0,
-    ) -> Request:
-        """Build a request, which is not queued yet."""
-        self._check(prompt, params)
+    ) -> tuple[Request, DeltaDecoder]:
+        """Build a request, which is not queued yet, and the decoder of its outputs."""
         text = text_of(prompt)
+        self._check(prompt, text, params)
         if options.turn is not None:
             self._check_tools(options.turn)
             params = self._with_call_bias(params, options.turn)
-        return Request(
+        request = Request(
             id=request_id,
             token_ids=list(prompt),
             params=params,
@@ -240,19 +246,15 @@ class Writer:
             pictures=pictures_of(prompt),
             adapter=self._view.number,
         )
+        return request, self._decoder(text, request, options.turn, answer_index)
 
     def _decoder(
-        self,
-        prompt: Sequence[int],
-        request: Request,
-        turn: AssistantTurn | None,
-        *,
-        answer_index: int = 0,
+        self, text: Sequence[int], request: Request, turn: AssistantTurn | None, answer_index: int
     ) -> DeltaDecoder:
         parser = None
         if turn is not None:
             markup = self._tokenizer.markup
-            is_thinking = markup.opens_thinking(text_of(prompt), self._tokenizer.decode)
+            is_thinking = markup.opens_thinking(text, self._tokenizer.decode)
             parser = TurnParser(markup, turn, is_thinking=is_thinking)
         return DeltaDecoder(
             self._tokenizer,
@@ -285,12 +287,12 @@ class Writer:
                 "tools", "how this model writes tool calls is not known; leave them out"
             )
 
-    def _check(self, prompt: Sequence[int], params: SamplingParams) -> None:
+    def _check(self, prompt: Sequence[int], text: Sequence[int], params: SamplingParams) -> None:
         if not prompt:
             raise InvalidRequest("prompt: it is empty; at least one token is needed")
-        if len(prompt) >= self._codec.max_model_len:
-            raise PromptTooLong.for_answer(len(prompt), self._codec.max_model_len)
-        self._codec.check_ids(text_of(prompt), "prompt")
+        if len(prompt) >= (max_len := self._codec.max_model_len):
+            raise PromptTooLong.for_answer(len(prompt), max_len)
+        self._codec.check_ids(text, "prompt")
         for name, ids in (
             ("logit_bias", params.logit_bias),
             ("stop_token_ids", params.stop_token_ids),
@@ -319,7 +321,7 @@ class Writer:
         Computed in pieces as vectors are, without the cache, which would skip the computation.
         Raises InvalidRequest, InvalidParameter, PromptTooLong, EngineStopped.
         """
-        self._check(token_ids, SamplingParams(logprobs=num_top))
+        self._check(token_ids, token_ids, SamplingParams(logprobs=num_top))
         return await self._engine.score(token_ids, num_top, client, self._view.number)
 
     # ---- named prefixes
@@ -329,7 +331,7 @@ class Writer:
         params = SamplingParams(max_tokens=1, temperature=0)
         options = RequestOptions(client=prefix.client, priority=priority)
         [request_id] = self._request_ids(None, 1)
-        request = await self._request(
+        pinned = await self._answer(
             prefix.token_ids,
             params,
             options,
@@ -340,7 +342,7 @@ class Writer:
         )
         answer = None
         try:
-            answer = await self._submit([(request, self._decoder(prefix.token_ids, request, None))])
+            answer = await self._submit([pinned])
             [output] = await answer.whole()
             if output.finish_reason is FinishReason.ABORT:
                 raise EngineStopped("The engine ended before the prefix was computed.")

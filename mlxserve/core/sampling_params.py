@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -11,6 +11,15 @@ from mlxserve.core.errors import InvalidParameter
 
 # A bias of -MAX_BIAS keeps a token from ever being chosen.
 MAX_BIAS = 1e4
+# The least and the greatest value of the parameters that may be fractions.
+_RANGES = {
+    "temperature": (0.0, 100.0),
+    "top_p": (0.0, 1.0),
+    "min_p": (0.0, 1.0),
+    "repetition_penalty": (0.01, 100.0),
+    "presence_penalty": (-100.0, 100.0),
+    "frequency_penalty": (-100.0, 100.0),
+}
 
 
 class StructureKind(StrEnum):
@@ -101,9 +110,9 @@ class SamplingParams:
             object.__setattr__(self, "stop", (self.stop,))
         check_whole(self.n, "n", 1, self.MAX_CHOICES)
         self._check_length()
-        self._check_sampling()
+        self._check_numbers()
         self._check_ends()
-        self._check_logit_changes()
+        self._check_biases()
         if self.logprobs is not None:
             check_whole(self.logprobs, "logprobs", 0, self.MAX_LOGPROBS)
         self._check_structure()
@@ -118,15 +127,13 @@ class SamplingParams:
                 f"must be at most max_tokens ({self.max_tokens}), got {self.min_tokens}",
             )
 
-    def _check_sampling(self) -> None:
-        _number(self.temperature, "temperature", 0.0, 100.0)
-        _number(self.top_p, "top_p", 0.0, 1.0)
+    def _check_numbers(self) -> None:
+        _check_ranges((name, getattr(self, name), *bounds) for name, bounds in _RANGES.items())
         if self.top_p == 0:
             raise InvalidParameter(
                 "top_p", "must be above 0; use temperature=0 for greedy decoding"
             )
         check_whole(self.top_k, "top_k", 0, None)
-        _number(self.min_p, "min_p", 0.0, 1.0)
         if self.seed is not None:
             check_whole(self.seed, "seed", -(2**63), 2**64 - 1)
 
@@ -137,17 +144,14 @@ class SamplingParams:
             if not isinstance(value := getattr(self, name), bool):
                 raise InvalidParameter(name, f"must be True or False, got {value!r}")
 
-    def _check_logit_changes(self) -> None:
-        _number(self.repetition_penalty, "repetition_penalty", 0.01, 100.0)
-        _number(self.presence_penalty, "presence_penalty", -100.0, 100.0)
-        _number(self.frequency_penalty, "frequency_penalty", -100.0, 100.0)
+    def _check_biases(self) -> None:
         if not isinstance(self.logit_bias, Mapping):
             raise InvalidParameter(
                 "logit_bias", f"must be numbers by token id, got {self.logit_bias!r}"
             )
         _whole_all(self.logit_bias, "logit_bias")
-        for bias in self.logit_bias.values():
-            _number(bias, "logit_bias", -MAX_BIAS, MAX_BIAS)
+        biases = self.logit_bias.values()
+        _check_ranges(("logit_bias", bias, -MAX_BIAS, MAX_BIAS) for bias in biases)
 
     def _check_structure(self) -> None:
         if not isinstance(self.structure, Structure | None):
@@ -189,11 +193,17 @@ def _whole_all(values: object, name: str) -> None:
         check_whole(value, name, 0, 2**31 - 1)
 
 
-def _number(value: object, name: str, low: float, high: float) -> None:
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value):
-        raise InvalidParameter(name, f"must be a finite number, got {value!r}")
-    if not low <= value <= high:
-        raise InvalidParameter(name, f"must be {_range(low, high)}, got {value}")
+def _check_ranges(numbers: Iterable[tuple[str, object, float, float]]) -> None:
+    """Check numbers, each as (name, value, lowest, highest)."""
+    for name, value, low, high in numbers:
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, (int, float))
+            or not math.isfinite(value)
+        ):
+            raise InvalidParameter(name, f"must be a finite number, got {value!r}")
+        if not low <= value <= high:
+            raise InvalidParameter(name, f"must be {_range(low, high)}, got {value}")
 
 
 def _strings(values: object, name: str, at_most: int) -> None:

@@ -79,19 +79,20 @@ class Planner:
         turn: AssistantTurn,
         markup: Markup,
     ) -> Plan:
-        is_required = turn.may_call and turn.tool_choice is ToolChoice.REQUIRED
+        may_call = turn.may_call
+        is_required = may_call and turn.tool_choice is ToolChoice.REQUIRED
         is_known = markup.first is not Part.HEADER or markup.text_start
         if not is_known and (is_required or structure is not None):
             field = structure.field if structure is not None else "tool_choice"
             raise InvalidParameter(field, "is not supported with this model's answer format")
         if is_required:
             return await self._required(client, plan, structure, turn, markup)
-        if structure is not None and turn.may_call:
+        if structure is not None and may_call:
             return await self._structured_or_calls(client, plan, structure, turn, markup)
         if structure is not None:
             structure = self._after(markup.text_start, structure)
             return replace(plan, answer=await self._grammars.compile(structure, client))
-        return await self._followed(client, plan, turn, markup) if turn.may_call else plan
+        return await self._followed(client, plan, turn, markup) if may_call else plan
 
     async def _required(
         self,

@@ -59,7 +59,7 @@ class Markup:
     text_start: str = ""
     call_start: tuple[int, ...] = ()
     call_tail: str = ""
-    token_ids: Mapping[str, int] = field(default_factory=dict)
+    token_ids: Mapping[str, int] = field(default_factory=dict, hash=False)
     tokens: frozenset[int] = frozenset()
     call_tokens: frozenset[int] = frozenset()
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from enum import Enum, auto
+from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
 from mlxserve.text.parsing.formats import UNLABELLED, CallFormat, Syntax
@@ -53,8 +54,12 @@ _BARE = {
 _WHOLE = {Syntax.JSON: ("{", "[")}
 
 
+@lru_cache(maxsize=64)
 def edges_of(markup: Markup, *, may_call: bool) -> Edges:
-    """Return the edges by place. If several have one marker, the first counts."""
+    """Return the edges by place. If several have one marker, the first counts.
+
+    Cached: a server parses every answer of a model with one of two tables.
+    """
     row = markup.format
     calls = _calls(row) if row is not None and may_call else []
     thinks, after_thinking = _openers(markup), _closers(markup)

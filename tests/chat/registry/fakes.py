@@ -81,7 +81,7 @@ class FakeModel:
         self.log.append(f"close {self.model_name}")
 
     def on_shelf(self, **options: Any) -> RegisteredModel:
-        options = {"least": self.weights + 2 * PAGE, "weight_size": self.weights, **options}
+        options = {"min_bytes": self.weights + 2 * PAGE, "weight_size": self.weights, **options}
         return RegisteredModel(name=self.model_name, load=self.load, **options)
 
 
