@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 
 class Reply(Protocol):
-    """One reply in one dialect: rendered as events, or as one object."""
+    """A reply in one dialect: rendered as events, or as one object."""
 
     def opening(self) -> bytes:
         """Events before the first delta."""

@@ -29,7 +29,7 @@ class TextCodec:
 
     @property
     def max_characters(self) -> int:
-        """Of a text that is tokenised: one with more can never fit, and tokenising takes seconds.
+        """Maximum characters of a text to tokenise: a longer one cannot fit, and would take seconds.
 
         The margin allows for tokenizers that drop or join characters first.
         """

@@ -181,7 +181,7 @@ class Engine:
 
     def _before_plan(self) -> None:
         self._scheduler.page_tables.expire(self._clock())
-        if self._transfers.must_collect() or self._scheduler.must_read():
+        if self._transfers.plan_writes() or self._scheduler.must_read():
             self._read_early()
         self._transfers.before_plan()
 

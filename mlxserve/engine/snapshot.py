@@ -26,7 +26,7 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestView:
-    """One live request. It decodes once `num_computed` has reached `num_to_compute`."""
+    """A live request. It decodes once `num_computed` has reached `num_to_compute`."""
 
     id: str
     client: str

@@ -67,8 +67,8 @@ class Transfers:
         """True if a request waits for pages that are being read."""
         return any(pending.load.is_wanted for pending in self._pending.values())
 
-    def must_collect(self) -> bool:
-        """Whether the unread step has to be collected for what happens before the next plan."""
+    def plan_writes(self) -> bool:
+        """Choose units to write before they are evicted; True if the unread step must be read first."""
         self._endangered.clear()
         if self._disk is None:
             return False
@@ -83,7 +83,7 @@ class Transfers:
         return bool(self._endangered) or self.is_reading
 
     def before_plan(self) -> None:
-        """Write, read and copy units. If `must_collect` said so, no step may be unread."""
+        """Write, read and copy units. No step may be unread if `plan_writes` returned True."""
         if self._disk is not None:
             for kind, units in self._endangered.items():
                 self._write(self._disk, kind, units)

@@ -120,7 +120,7 @@ class World:
         return request
 
     def step(self) -> None:
-        self.transfers.must_collect()
+        self.transfers.plan_writes()
         self.transfers.before_plan()
         self.check()
         chunks = self.scheduler.schedule()
@@ -257,10 +257,10 @@ def test_a_disk_that_refuses_is_left_alone_for_a_while(tmp_path: Path) -> None:
         world.drain()
         assert not world.transfers.write_idle()
         assert not world.transfers.write_idle()
-        assert not world.transfers.must_collect()
+        assert not world.transfers.plan_writes()
         assert world.memory.num_reads == 1
         now = 60.0
-        assert world.transfers.must_collect()
+        assert world.transfers.plan_writes()
     finally:
         tier.close()
 

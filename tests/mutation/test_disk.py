@@ -196,7 +196,7 @@ FOUND: dict[str, Bug] = {
     "wait for a slow disk": Bug(
         Transfers,
         "_finish_loads",
-        "if asked.deadline < now]",
+        "if pending.deadline < now]",
         "if False]",
         test_transfers.test_a_request_does_not_wait_for_pages_that_do_not_come,
     ),

@@ -95,7 +95,7 @@ FOUND: dict[str, Bug] = {
     "look at an image whose rows are cached": Bug(
         SideWork,
         "image_encoding",
-        "if one.end > num_found",
+        "if placed.end > num_found",
         "if True",
         test_images.test_an_image_whose_rows_are_cached_is_not_computed_again,
     ),

@@ -117,7 +117,7 @@ class Blocks:
 
 @dataclass(slots=True, kw_only=True)
 class MessageReply:
-    """One message being generated."""
+    """The reply to one request, while its message is generated."""
 
     id: str
     model: str

@@ -33,7 +33,7 @@ class StrictModel(BaseModel):
 
 
 class KindedModel(StrictModel):
-    """One of several kinds, each of which requires some of the fields.
+    """A model of several kinds, each of which requires some of the fields.
 
     Unknown kinds keep only their type and id.
     """

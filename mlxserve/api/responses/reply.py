@@ -1,4 +1,4 @@
-"""One response being generated, whole or as events.
+"""ResponseReply: a response while it is generated, whole or as events.
 
     created, in_progress                 at once
       the events of `items.py`           from the first piece of each item on

@@ -161,7 +161,7 @@ class Place:
         )
 
     def describe(self) -> str:
-        """What a loaded model takes, and whether it is in use."""
+        """Describe the loaded model's memory and use."""
         users = f"{self.users} request{'s' * (self.users > 1)}" if self.users else "idle"
         return f"{self.model.name} ({gib(self.planned.total)}, {users})"
 

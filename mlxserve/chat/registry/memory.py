@@ -36,7 +36,7 @@ class SharedMemory:
         )
 
     def describe(self) -> str:
-        """What is loaded, and who uses it."""
+        """Describe the loaded models and their use."""
         return f"Loaded: {', '.join(place.describe() for place in self.loaded()) or 'none'}."
 
     async def shrink(self, idle: Sequence[Place], min_bytes: int) -> bool:
