@@ -48,16 +48,16 @@ _GONE = "mlxserve.gone"  # in the scope of a request: done once its client has d
 class MoreWork(Generic[ResultT]):
     """The continuation that a job returns: work that is expected to take `seconds`.
 
-    makes: functions to apply to its result, in this order
+    transforms: functions to apply to its result, in this order
     """
 
     seconds: float
     work: Callable[[], Any]
-    makes: tuple[Callable[[Any], Any], ...] = ()
+    transforms: tuple[Callable[[Any], Any], ...] = ()
 
     def then(self, make: Callable[[ResultT], MadeT]) -> MoreWork[MadeT]:
         """Append `make`, which is applied to the result."""
-        return MoreWork(self.seconds, self.work, (*self.makes, make))
+        return MoreWork(self.seconds, self.work, (*self.transforms, make))
 
 
 Work: TypeAlias = T | MoreWork[T]  # a result, or what is left to do for it
@@ -98,16 +98,20 @@ async def run_fairly(request: Request, seconds: float, work: Callable[[], Work[T
 
 def _within_lane(work: MoreWork[T]) -> Work[T]:
     """Run work and continuations on a thread of the executor, as long as the lane allows."""
-    max_seconds, seconds, makes = LONGEST_SECONDS[lane_of(work.seconds)], work.seconds, work.makes
+    max_seconds, seconds, transforms = (
+        LONGEST_SECONDS[lane_of(work.seconds)],
+        work.seconds,
+        work.transforms,
+    )
     result = work.work()
     while isinstance(result, MoreWork):
         seconds += result.seconds
-        makes = (*result.makes, *makes)
+        transforms = (*result.transforms, *transforms)
         if seconds > max_seconds:
-            return replace(result, makes=makes)
+            return replace(result, transforms=transforms)
         result = result.work()
-    for make in makes:
-        result = make(result)
+    for transform in transforms:
+        result = transform(result)
     done: T = result
     return done
 

@@ -256,7 +256,7 @@ class AsyncEngine:
         await asyncio.wrap_future(self._call(lambda engine: engine.check(self._streams.ids())))
 
     async def snapshot(self) -> Snapshot:
-        """Call `EngineMonitor.snapshot` at the next step boundary. Raises EngineStopped."""
+        """Take a snapshot at the next step boundary. Raises EngineStopped."""
         taken: Snapshot = await asyncio.wrap_future(
             self._call(lambda engine: engine.monitor.snapshot())
         )

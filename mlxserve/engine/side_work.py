@@ -51,13 +51,13 @@ class SideWork:
         dimensions: int | None,
         adapter: int | None = None,
     ) -> Embedding:
-        """Create the work that `ModelRunner.embedding` describes."""
+        """Create a work item that embeds a text. Raises the errors of `ModelRunner.embedding`."""
         return self._runner.embedding(token_ids, pooling, dimensions, adapter)
 
     def scoring(
         self, token_ids: Sequence[int], num_top: int, adapter: int | None = None
     ) -> Scoring:
-        """Create the work that `ModelRunner.scoring` describes."""
+        """Create a work item that scores a text. Raises the errors of `ModelRunner.scoring`."""
         return self._runner.scoring(token_ids, num_top, adapter)
 
     @property

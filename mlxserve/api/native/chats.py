@@ -168,7 +168,7 @@ class Chats:
         ]
 
     async def index(self, request: Request) -> Response:
-        """Lists chats, the most recent first, or those with messages that have the words of `search`."""
+        """Lists chats, the most recent first, or those whose messages contain the words of `search`."""
         words = request.query_params.get("search", "")
         if words.strip():
             hits = await self._call(request, lambda store: store.search(words[:MAX_TITLE]))
