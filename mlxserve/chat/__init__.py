@@ -1,1 +1,1 @@
-"""Language models and models of vectors: what every answer, vector and rank of the library and the API comes from."""
+"""Language models and models of vectors, behind every answer, vector and rank of library and API."""

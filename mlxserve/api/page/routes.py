@@ -53,7 +53,7 @@ class WebPage:
         return self._reply("index.html")
 
     async def part(self, request: Request) -> Response:
-        """A script or the style of the page."""
+        """Sends a script or the style of the page."""
         name = request.path_params["name"]
         if name not in self._files:
             raise HTTPException(404)

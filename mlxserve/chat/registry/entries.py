@@ -88,9 +88,8 @@ class Place:
 
     def __init__(self, model: RegisteredModel, now: float) -> None:
         self.model = model
-        self.text_model: TextModel | None = (
-            None  # also while it is being closed, and still holds memory
-        )
+        # Also while it is being closed, and still holds memory.
+        self.text_model: TextModel | None = None
         self.users = 0
         self.num_waiting = 0  # requests that wait for it to be loaded
         self.loading: asyncio.Task[None] | None = None

@@ -295,7 +295,9 @@ class ModelRegistry:
         raise EngineStopped("The server is stopping.")
 
     async def _room_for(self, place: Place, min_bytes: int) -> int:
-        """Bytes for a model, at least so many. Raises OutOfMemory, QueueFull."""
+        """Wait for at least `min_bytes` of memory, and return what is left. Raises OutOfMemory,
+        QueueFull.
+        """
         if place.floor > self._memory.budget:
             raise OutOfMemory(
                 f"{place.model.name} needs {gib(place.floor)}, and all models of this server may "
