@@ -85,9 +85,8 @@ class Downloads:
         self._register = register
         self._catalog = catalog or ModelCatalog()
         self._downloads: dict[str, Download] = {}
-        self._looking: asyncio.Task[Model | None] | None = (
-            None  # search for a model that suits this machine
-        )
+        # The search for a model that suits this machine.
+        self._looking: asyncio.Task[Model | None] | None = None
 
     def routes(self) -> list[Route]:
         downloads = "/api/v1/downloads"

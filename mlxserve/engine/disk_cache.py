@@ -84,9 +84,8 @@ class DiskCache:
         self._unwritten = {kind.name: Unwritten(tier, kind.unit_bytes) for kind in kinds}
         self._page_bytes = kinds[0].unit_bytes
         self._end_bytes = sum(kind.num_at_end * kind.unit_bytes for kind in kinds)
-        self._overdue: set[int] = (
-            set()
-        )  # tickets of loads that were given up and are not answered yet
+        # Tickets of loads that were given up and are not answered yet.
+        self._overdue: set[int] = set()
 
     def use(self, uses: Mapping[str, Uses], /) -> None:
         """Record that a request has just used these units, by kind."""

@@ -295,9 +295,7 @@ class ModelRegistry:
         raise EngineStopped("The server is stopping.")
 
     async def _room_for(self, place: Place, min_bytes: int) -> int:
-        """Wait for at least `min_bytes` of memory, and return what is left. Raises OutOfMemory,
-        QueueFull.
-        """
+        """Wait for at least `min_bytes`, and return the unused bytes. Raises OutOfMemory, QueueFull."""
         if place.floor > self._memory.budget:
             raise OutOfMemory(
                 f"{place.model.name} needs {gib(place.floor)}, and all models of this server may "
