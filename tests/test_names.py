@@ -81,8 +81,6 @@ def test_tests_reach_no_private_name() -> None:
 
 
 MAX_METHODS = 30
-# Until the owners inside them are found.
-LARGER = {"Answering"}
 
 
 def test_no_class_has_more_than_30_methods() -> None:
@@ -99,4 +97,4 @@ def test_no_class_has_more_than_30_methods() -> None:
                 is_app = any(re.match(r"App\b", ast.unparse(base)) for base in node.bases)
                 if num_methods > MAX_METHODS and not is_app:
                     larger.add(node.name)
-    assert larger == LARGER
+    assert not larger

@@ -185,7 +185,7 @@ def test_a_request_that_is_queued_and_cannot_be_timed_is_not_queued(
     with pytest.raises(RuntimeError):
         engine.add_all([request("a", 10, max_tokens=3)])
     assert not engine.live_ids
-    engine.snapshot()
+    engine.monitor.snapshot()
 
 
 def test_memory_that_could_run_out_makes_it_read_before_it_plans() -> None:
@@ -451,10 +451,10 @@ def test_a_named_prefix_that_ends_in_the_step_read_before_a_restart_has_an_age_a
         engine.resize_cache(16)
         outputs = engine.step()
     assert [output.finish_reason for output in outputs] == [FinishReason.LENGTH]
-    assert [one.id for one in engine.snapshot().requests] == ["prefix"]
+    assert [one.id for one in engine.monitor.snapshot().requests] == ["prefix"]
     drain(engine)
-    assert engine.stats().engine.request_success[FinishReason.LENGTH] == 2
-    assert engine.stats().pool.num_pinned == 3
+    assert engine.monitor.stats().engine.request_success[FinishReason.LENGTH] == 2
+    assert engine.monitor.stats().pool.num_pinned == 3
 
 
 def test_the_audit_finds_a_step_whose_results_were_lost_on_the_way(

@@ -25,8 +25,8 @@ def test_a_short_episode_loses_nothing(models: TinyModels, name: str) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("seed", [100, 200])
 def test_episodes_lose_nothing_however_many(seed: int, tmp_path: Path) -> None:
-    """Some of the 300,000 steps of `python -m tests.reliability engine`; with MLXSERVE_ENGINE_STEPS, as many."""
-    num_steps = int(os.environ.get("MLXSERVE_ENGINE_STEPS", "5000"))
+    """Some of the 300,000 steps of `python -m tests.reliability engine`; with ENGINE_MACHINE_STEPS, as many."""
+    num_steps = int(os.environ.get("ENGINE_MACHINE_STEPS", "5000"))
     said: list[str] = []
     assert fuzz(tmp_path / "report.json", seed, num_steps, said.append), said[-1]
 

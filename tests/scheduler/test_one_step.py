@@ -107,11 +107,11 @@ class Pages:
 
     def find(self, r: Req, available: int) -> Found:
         hashes = self._hashes(r)
-        cached = self.pool.match(hashes[: (len(r.tokens) - 1) // self.size], r.tokens)
+        cached = self.pool.index.match(hashes[: (len(r.tokens) - 1) // self.size], r.tokens)
         num_pages = -(-len(r.tokens) // self.size) - len(cached) + self.pool.num_idle(cached)
         source: list[int] = []
         if len(r.tokens) == (len(cached) + 1) * self.size:
-            source = self.pool.match(hashes, r.tokens, skip=len(cached))
+            source = self.pool.index.match(hashes, r.tokens, skip=len(cached))
         if num_pages + self.pool.num_idle(source) > available:
             source = []
         num_tokens = len(cached) * self.size + len(source) * (self.size - 1)
@@ -229,7 +229,7 @@ class Twins:
             assert (live.num_computed, list(live.page_table)) == (mine.computed, mine.table)
             assert live.num_overtaken == mine.num_overtaken
             assert live.is_finished == mine.has_ended
-        assert self.scheduler.pool.eviction_order() == self.pages.pool.eviction_order()
+        assert self.scheduler.pool.order.first() == self.pages.pool.order.first()
 
 
 def device(chunks: list[tuple[Req, int, int]]) -> list[int]:
