@@ -105,10 +105,10 @@ class ModelRunner:
     def build(self, chunks: Sequence[Chunk], previous: Pending | None = None) -> Pending:
         """Build the step's graph without evaluating it."""
         batch = Batch.from_chunks(chunks, self._kv.page_size)
-        lazy = self._lazy_rows(batch, previous)
+        lazy = _lazy_rows(batch, previous)
         if self._workers is not None:
             self._workers.step(chunks, lazy)
-        logits = self.logits(batch, self._tokens(batch, previous, lazy))
+        logits = self.logits(batch, _tokens(batch, previous, lazy))
         if batch.sampling:
             draws = tuple(draw for chunk in batch.sampling for draw in self._draws(chunk, lazy))
             previous_ids = previous.sample.ids if previous and previous.sample else None
@@ -300,24 +300,6 @@ class ModelRunner:
         written = [array for pool in self._pools.values() for array in pool.arrays()]
         mx.async_eval(*arrays, *written, *self._states.arrays())  # type: ignore[no-untyped-call]
 
-    @staticmethod
-    def _lazy_rows(batch: Batch, previous: Pending | None) -> dict[Chunk, int]:
-        """Map each lazy chunk to the row of the previous step that samples its token."""
-        if not batch.lazy:
-            return {}
-        assert previous is not None, "a lazy token needs the previous step"
-        return {chunk: previous.row_of(chunk) for chunk in batch.lazy}
-
-    @staticmethod
-    def _tokens(batch: Batch, previous: Pending | None, lazy: dict[Chunk, int]) -> mx.array:
-        tokens = mx.array(batch.tokens)
-        if lazy:
-            assert previous is not None
-            assert previous.sample is not None, "a lazy token needs a step that sampled"
-            sources = mx.array([lazy[chunk] for chunk in batch.lazy])
-            tokens[mx.array(batch.lazy_rows)] = previous.sample.ids[sources]
-        return tokens
-
     def _draws(self, chunk: Chunk, lazy: dict[Chunk, int]) -> list[Draw]:
         """Draws of the chunk's last row, or of all rows if it has a draft.
 
@@ -333,6 +315,25 @@ class ModelRunner:
         if seed is None:
             return (self._seed * 0x9E3779B97F4A7C15 + chunk.request.arrival + 1) & _MASK64
         return seed & _MASK64
+
+
+def _lazy_rows(batch: Batch, previous: Pending | None) -> dict[Chunk, int]:
+    """Map each lazy chunk to the row of the previous step that samples its token."""
+    if not batch.lazy:
+        return {}
+    assert previous is not None, "a lazy token needs the previous step"
+    return {chunk: previous.row_of(chunk) for chunk in batch.lazy}
+
+
+def _tokens(batch: Batch, previous: Pending | None, lazy: dict[Chunk, int]) -> mx.array:
+    """Return the batch's tokens; a lazy one is what the previous step samples."""
+    tokens = mx.array(batch.tokens)
+    if lazy:
+        assert previous is not None
+        assert previous.sample is not None, "a lazy token needs a step that sampled"
+        sources = mx.array([lazy[chunk] for chunk in batch.lazy])
+        tokens[mx.array(batch.lazy_rows)] = previous.sample.ids[sources]
+    return tokens
 
 
 def _of_chunk(chunk: Chunk, sampled: Iterator[Sampled]) -> Sampled:
