@@ -5,6 +5,7 @@ The oracle is mlx-lm's dense path, greedy, in float32, as in `tests/test_equalit
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from mlxserve.cache.kinds.full_pages import FullPages
 from mlxserve.cache.kinds.window_pages import WindowPages
 from mlxserve.cache.kv import KVPool
 from mlxserve.cache.pool_memory import PoolMemory
+from mlxserve.core.errors import EngineFailed
 from mlxserve.model import attention
 from tests.emulated import emulated_backend
 from tests.test_equality import GREEDY, dense_tokens, tokens
@@ -134,6 +136,27 @@ def test_what_moved_is_read_from_disk_after_a_restart(
         with llm_of(folder, **disk) as llm:
             assert tokens(llm, prompts) == expected, run
             assert (llm.stats().scheduler.restored_tokens > 0) == (run > 0)
+
+
+def test_a_device_that_refuses_to_move_memory_ends_one_step(
+    write_model: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_model(tmp_path, "gemma3_text", sliding_window=WINDOW)
+    prompts = prompts_of(6, 100)
+    expected = dense_tokens(folder, prompts)
+    shrink, calls = KVPool.shrink, itertools.count()
+
+    def refuse_one(self: KVPool, num_pages: int) -> None:
+        if next(calls) == 5:
+            raise RuntimeError("no memory")
+        shrink(self, num_pages)
+
+    monkeypatch.setattr(KVPool, "shrink", refuse_one)
+    with llm_of(folder) as llm:
+        with pytest.raises(EngineFailed):
+            tokens(llm, prompts)
+        assert tokens(llm, prompts) == expected, "the engine has begun again"
+    assert next(calls) > 6
 
 
 @pytest.mark.parametrize(

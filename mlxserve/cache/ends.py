@@ -19,6 +19,7 @@ from operator import itemgetter
 # A conversation went on from it to a later end: only who edits one of the earlier messages comes back. With 0.1,
 # which is divided among few pages, two chats in turns computed 1.7 times their new tokens instead of 1.04.
 _PASSED = 0.01
+_LAST = 2.0  # no later end is known: a conversation stands there
 _SHARED = 2.0  # several requests have continued there
 
 
@@ -122,7 +123,8 @@ class Ends:
         for hash_, end in self._ends.items():
             if count := num_freed(hash_, end, self._num_ends[hash_] == 1):
                 age = 1 + now - end.used
-                yield self.num_saved(end) * end.likelihood / count / age, hash_
+                likelihood = end.likelihood * (_LAST if self._num_ends[hash_] == 1 else 1)
+                yield self.num_saved(end) * likelihood / count / age, hash_
 
     def alone(self, end: End) -> list[bytes]:
         """Hashes of the pages in the window of an end that no other end has."""
