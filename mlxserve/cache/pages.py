@@ -324,15 +324,7 @@ class PagePool:
         known = [h for h in map(self.index.hash_of, range(self.num_pages)) if h is not None]
         assert self.evictions.is_disjoint(known), "a hash is both cached and evicted"
         if tables is not None:
-            self._check_holders(tables)
-
-    def _check_holders(self, tables: Iterable[Sequence[int]]) -> None:
-        held = Counter(chain.from_iterable(tables))
-        assert max(held, default=0) < self.num_pages, "a page table names a page outside the pool"
-        for page, ref_count in enumerate(self._ref_counts):
-            assert held[page] == ref_count, (
-                f"page {page} is in {held[page]} page tables, but counts {ref_count} holders"
-            )
+            _check_holders(self._ref_counts, tables)
 
     def _free(self, pages: Iterable[int]) -> None:
         """File those of these pages that are neither held nor pinned, in this order."""
@@ -352,3 +344,13 @@ class PagePool:
         self.evictions.add(page, self.index.remove(page))
         self.order.forget(page)
         self.blank.opened.add(page)
+
+
+def _check_holders(ref_counts: Sequence[int], tables: Iterable[Sequence[int]]) -> None:
+    """Audit that every page counts the tables it is in. Raises AssertionError."""
+    held = Counter(chain.from_iterable(tables))
+    assert max(held, default=0) < len(ref_counts), "a page table names a page outside the pool"
+    for page, ref_count in enumerate(ref_counts):
+        assert held[page] == ref_count, (
+            f"page {page} is in {held[page]} page tables, but counts {ref_count} holders"
+        )
