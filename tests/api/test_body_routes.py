@@ -180,7 +180,7 @@ class Counting(Tokenization):
         """Counts tokens."""
         if body.prompt == "stop":
             raise EngineStopped("The engine has stopped.")
-        return json_response({"count": len(self._chat.encode(body.prompt))})
+        return json_response({"count": len(self._model.encode(body.prompt))})
 
 
 def test_a_route_by_the_recipe_has_all_rules(monkeypatch: pytest.MonkeyPatch) -> None:
