@@ -310,6 +310,11 @@ class EnginePart:
     group: WindowGroup | None = None
     shared: PoolMemory | None = None
 
+    @property
+    def pools(self) -> tuple[KVPool, ...]:
+        """The pools of keys and values, that of all positions first."""
+        return (self.kv,) if self.windows is None else (self.kv, self.windows.kv)
+
 
 def build_part(
     config: EngineConfig,
@@ -368,8 +373,6 @@ def build_part(
         kv, windows = pools_of(loaded.layers, backends, config.page_size, numbers, (first, backed))
     else:
         kv = KVPool(loaded.layers, config.num_pages, config.page_size, backends, first)
-    if share is not None:
-        share.follow(*([kv] if windows is None else [kv, windows.kv]))
     planned = PlannedMemory(
         weights=loaded.weight_size,
         step=planned_step,
@@ -377,9 +380,7 @@ def build_part(
         + _window_bytes(windows, shared, kv.nbytes_of(config.num_pages)),
         page=kv.nbytes_of(1),
     )
-    if group is not None:
-        group.all_min(0)  # all are ready
-    return EnginePart(
+    part = EnginePart(
         config,
         loaded,
         kv,
@@ -392,6 +393,11 @@ def build_part(
         own if windows else None,
         shared if windows else None,
     )
+    if share is not None:
+        share.follow(*part.pools)
+    if group is not None:
+        group.all_min(0)  # all are ready
+    return part
 
 
 def _window_bytes(windows: WindowKV | None, shared: PoolMemory | None, other_bytes: int) -> int:
@@ -433,8 +439,7 @@ def _disk(
     config: EngineConfig, files: ModelFiles, part: EnginePart, pace: StepTimeModel
 ) -> DiskCache | None:
     """Open the disk cache; None if it is off, or the default folder cannot be used."""
-    loaded, kv = part.loaded, part.kv
-    window_bytes = None if part.windows is None else part.windows.kv.nbytes_of(1)
+    loaded = part.loaded
     is_swap = config.scheduler.preemption_mode is PreemptionMode.SWAP
     folder = folder_of(config.disk_cache_dir)
     if config.disk_cache_size is not None:
@@ -451,7 +456,7 @@ def _disk(
             model=files.name,
             limit=limit,
             daily_writes=10 * limit if daily is None else int(daily * (1 << 30)),
-            payload_sizes={kv.nbytes_of(1), loaded.state_nbytes, window_bytes or 0},
+            payload_sizes={*(pool.nbytes_of(1) for pool in part.pools), loaded.state_nbytes},
         )
     except InvalidConfig as error:
         if config.disk_cache_dir or is_swap:
@@ -459,9 +464,9 @@ def _disk(
         log.warning("Nothing is kept on disk: %s", error)
         return None
     tier.flush(_INDEX_SECONDS)
-    kinds = [page_records(kv.nbytes_of(1))]
-    if part.group is not None and window_bytes is not None:
-        kinds.append(window_records(window_bytes, part.group.window.num_seen))
+    kinds = [page_records(part.kv.nbytes_of(1))]
+    if part.group is not None and part.windows is not None:
+        kinds.append(window_records(part.windows.kv.nbytes_of(1), part.group.window.num_seen))
     if loaded.has_states:
         kinds.append(state_records(loaded.state_nbytes))
     return DiskCache(tier, pace, kinds, page_size=config.page_size)
@@ -479,13 +484,13 @@ def _identity(files: ModelFiles, part: EnginePart) -> bytes:
 
     It covers the model, and the layout of pages and states.
     """
-    layers, windows = (
-        [(s.kv_heads, s.key_dim, s.value_dim, str(s.pool_dtype)) for s in specs]
-        for specs in (part.kv.specs, () if part.windows is None else part.windows.kv.specs)
+    layers, *windows = (
+        [(s.kv_heads, s.key_dim, s.value_dim, str(s.pool_dtype)) for s in pool.specs]
+        for pool in part.pools
     )
     arrays = [spec.arrays for spec in part.loaded.states or ()]
     states = [[(shape, str(dtype)) for shape, dtype in each] for each in arrays]
     layout = f"{files.fingerprint}/{part.kv.page_size}/{layers}/{states}"
-    if windows:
-        layout += f"/{windows}"
+    for specs in windows:
+        layout += f"/{specs}"
     return blake2b(layout.encode(), digest_size=16).digest()
