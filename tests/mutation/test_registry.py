@@ -25,8 +25,8 @@ FOUND: dict[str, Bug] = {
     "show the size of its files as a model's memory": Bug(
         OllamaModels,
         "_memory",
-        "self._dispatch.memory(one.model.name)",
-        "one.size",
+        "self._dispatch.memory(offered.model.name)",
+        "offered.size",
         test_routes.test_the_loaded_model_never_expires_and_has_the_memory_that_is_planned,
     ),
 }
