@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -13,6 +14,7 @@ from starlette.routing import Route
 
 from mlxserve.api.dispatch import ModelDispatch, OfferedModel
 from mlxserve.api.errors import json_response, speaks_anthropic
+from mlxserve.core.errors import EngineStopped, HelperUnavailable
 
 if TYPE_CHECKING:
     from mlxserve.chat.text_model import TextModel
@@ -40,7 +42,7 @@ class Models:
             ids = [card["id"] for card in cards] or [None]
             page = {"has_more": False, "first_id": ids[0], "last_id": ids[-1]}
             return json_response({"data": cards, **page})
-        cards = [self._openai_model(model) for model in models]
+        cards = [await self._openai_model(model) for model in models]
         return json_response({"object": "list", "data": cards})
 
     async def get(self, request: Request) -> Response:
@@ -48,10 +50,10 @@ class Models:
         is_anthropic = speaks_anthropic(request.scope)
         model = self._dispatch.model(request.path_params["name"], is_anthropic=is_anthropic)
         return json_response(
-            self._anthropic_model(model) if is_anthropic else self._openai_model(model)
+            self._anthropic_model(model) if is_anthropic else await self._openai_model(model)
         )
 
-    def _openai_model(self, offered: OfferedModel) -> dict[str, Any]:
+    async def _openai_model(self, offered: OfferedModel) -> dict[str, Any]:
         card: dict[str, Any] = {
             "id": offered.name,
             "object": "model",
@@ -67,6 +69,7 @@ class Models:
                 "context_length": offered.text_model.max_model_len,
                 "max_model_len": offered.text_model.max_model_len,
                 "capabilities": list(capabilities(offered.text_model)),
+                **await thinking_of(offered.text_model),
             }
         if offered.adapter is not None:
             card["parent"] = offered.model.name
@@ -90,6 +93,16 @@ class Models:
                 "max_tokens": offered.text_model.max_model_len,
             }
         return card
+
+
+async def thinking_of(model: TextModel) -> dict[str, Any]:
+    """What clients can choose about the model's thinking, as a member `thinking` of its card."""
+    try:
+        caps = await asyncio.to_thread(model.template_caps)
+    except (HelperUnavailable, EngineStopped):  # the model is listed all the same
+        return {}
+    controls = {} if caps is None else caps.controls.summary()
+    return {"thinking": controls} if controls else {}
 
 
 def capabilities(model: TextModel) -> Iterator[str]:

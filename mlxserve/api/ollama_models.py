@@ -16,7 +16,7 @@ from starlette.types import Scope
 from mlxserve.api.bodies.body_route import BodyRoute
 from mlxserve.api.dispatch import ModelDispatch, OfferedModel
 from mlxserve.api.errors import json_response
-from mlxserve.api.models import capabilities
+from mlxserve.api.models import capabilities, thinking_of
 from mlxserve.api.ollama.reply import timestamp
 from mlxserve.api.ollama.schema import OllamaRequest
 from mlxserve.core.version import __version__
@@ -71,7 +71,7 @@ class OllamaModels:
             "capabilities": _capabilities(offered),
             "modified_at": self._made(offered),
         }
-        return json_response(shown)
+        return json_response({**shown, **({} if model is None else await thinking_of(model))})
 
     async def pull(self, _request: Request, body: OllamaRequest) -> Response:
         """Succeeds for a model that is served. Nothing is downloaded."""

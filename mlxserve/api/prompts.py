@@ -23,7 +23,7 @@ from mlxserve.images.image import Image
 from mlxserve.images.sources import ImageSources
 from mlxserve.text.conversation import Conversation, SentImage, read_for
 from mlxserve.text.costs import MESSAGES_PER_SECOND, encode_seconds, render_seconds
-from mlxserve.text.tokenizer import check_names
+from mlxserve.text.tokenizer import without_reserved
 
 if TYPE_CHECKING:
     from mlxserve.chat.text_model import TextModel
@@ -88,7 +88,6 @@ class Prompts:
 
     def begin(self, request: Request, source: PromptSource) -> MoreWork[Begun]:
         """Work that reads a conversation and, unless it has images, renders it."""
-        check_names(source.template_kwargs)
         seconds = source.num_messages / MESSAGES_PER_SECOND
         return MoreWork(seconds, partial(self._read, request, source))
 
@@ -114,7 +113,12 @@ class Prompts:
     def _render(
         request: Request, writer: Writer, source: PromptSource, conversation: Conversation
     ) -> MoreWork[Any]:
-        seconds = render_seconds([message.text for message in conversation.messages], source.tools)
+        variables = source.variables
+        reserved: list[str] = []
+        if variables:
+            variables, reserved = without_reserved(variables)
+        texts = [message.text for message in conversation.messages]
+        seconds = render_seconds(texts, source.tools, variables)
         seconds += conversation.num_pixels / _PIXELS_PER_SECOND
 
         def render() -> list[int]:
@@ -125,8 +129,10 @@ class Prompts:
                 tools=source.tools,
                 add_generation_prompt=source.add_generation_prompt and not source.continues,
                 on_change=changes.append,
-                **source.variables,
+                **variables,
             )
+            if reserved:
+                warn(request, f"chat_template_kwargs: {', '.join(reserved)} cannot be set")
             if left_out := conversation.left_out:
                 warn(request, f"left out: {', '.join(left_out)}")
             if changes:

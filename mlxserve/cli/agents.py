@@ -11,26 +11,41 @@ from __future__ import annotations
 import json
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mlxserve.core.errors import InvalidConfig
+from mlxserve.text.controls import LADDER
 
 KEY_VARIABLE = "MLXSERVE_API_KEY"
 NO_KEY = "none"  # for agents that require a key
+_DEFAULT_EFFORT = "high"
 MAX_OUTPUT = 32_000  # tokens; the most that agents ask for
 
 
 @dataclass(frozen=True, slots=True)
 class AgentTarget:
-    """The server and the model to use. `url` has no path."""
+    """The server and the model to use. `url` has no path.
+
+    effort: the one to ask for, where the model does not know the agents' own default
+    """
 
     url: str
     model: str
     context: int
     key: str | None = None
+    effort: str | None = None
+
+
+def agent_effort(efforts: Sequence[str]) -> str | None:
+    """The effort that an agent should ask for; None if the model knows high, the agents' own default."""
+    known = [level for level in LADDER if level in efforts]
+    if not known or _DEFAULT_EFFORT in known:
+        return None
+    place = LADDER.index(_DEFAULT_EFFORT)
+    return min(reversed(known), key=lambda level: abs(LADDER.index(level) - place))
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +86,10 @@ class Claude(Agent):
 
     def session(self, target: AgentTarget) -> AgentSession:
         # If both were set, it would also send the key of the real service here.
-        return AgentSession((self.name,), _claude_variables(target), without=("ANTHROPIC_API_KEY",))
+        # `/effort` still changes it, which it would not if it were set by a variable.
+        effort = ("--effort", target.effort) if target.effort else ()
+        command = (self.name, *effort)
+        return AgentSession(command, _claude_variables(target), without=("ANTHROPIC_API_KEY",))
 
     def file(self) -> Path:
         return (
@@ -81,6 +99,8 @@ class Claude(Agent):
     def configured(self, text: str, target: AgentTarget) -> str:
         settings = _object(text, self.file())
         settings["env"] = {**settings.get("env", {}), **_claude_variables(target)}
+        if target.effort:
+            settings.setdefault("effortLevel", target.effort)
         return _json(settings)
 
 
@@ -94,6 +114,7 @@ class Codex(Agent):
             "model_provider": '"mlxserve"',
             "model_providers.mlxserve": f"{{ {provider} }}",
             "model_context_window": str(target.context),
+            **_codex_effort(target),
         }
         flags = [part for name, value in overrides.items() for part in ("-c", f"{name}={value}")]
         environment = {KEY_VARIABLE: target.key} if target.key else {}
@@ -109,6 +130,7 @@ class Codex(Agent):
             f"model = {json.dumps(target.model)}",
             'model_provider = "mlxserve"',
             f"model_context_window = {target.context}",
+            *(f"{name} = {value}" for name, value in _codex_effort(target).items()),
             "",
             "[model_providers.mlxserve]",
             *(f"{name} = {value}" for name, value in _codex_provider(target).items()),
@@ -159,6 +181,14 @@ def _claude_variables(target: AgentTarget) -> dict[str, str]:
     }
 
 
+def _codex_effort(target: AgentTarget) -> dict[str, str]:
+    """Codex has no word for max."""
+    if target.effort is None:
+        return {}
+    level = "xhigh" if target.effort == "max" else target.effort
+    return {"model_reasoning_effort": json.dumps(level)}
+
+
 def _codex_provider(target: AgentTarget) -> dict[str, str]:
     """The provider's settings as TOML values. Codex only speaks the Responses API."""
     provider = {
@@ -171,6 +201,7 @@ def _codex_provider(target: AgentTarget) -> dict[str, str]:
 
 def _opencode(target: AgentTarget) -> dict[str, Any]:
     limit = {"context": target.context, "output": min(MAX_OUTPUT, target.context)}
+    options = {"options": {"reasoningEffort": target.effort}} if target.effort else {}
     return {
         "$schema": "https://opencode.ai/config.json",
         "model": f"mlxserve/{target.model}",
@@ -182,7 +213,7 @@ def _opencode(target: AgentTarget) -> dict[str, Any]:
                     "baseURL": f"{target.url}/v1",
                     "apiKey": f"{{env:{KEY_VARIABLE}}}" if target.key else NO_KEY,
                 },
-                "models": {target.model: {"name": target.model, "limit": limit}},
+                "models": {target.model: {"name": target.model, "limit": limit, **options}},
             }
         },
     }

@@ -20,7 +20,7 @@ from typing import Annotated
 
 import typer
 
-from mlxserve.cli.agents import AGENTS, Agent, AgentSession, AgentTarget
+from mlxserve.cli.agents import AGENTS, Agent, AgentSession, AgentTarget, agent_effort
 from mlxserve.cli.options import SCHEMAS
 from mlxserve.cli.own_key import key_for
 from mlxserve.cli.remote import Url, ask, url_of
@@ -95,7 +95,8 @@ def _target(url: str | None, model: str | None) -> AgentTarget:
             f"note: the context is {context} tokens; agents need {ENOUGH_CONTEXT} or more",
             to=sys.stderr,
         )
-    return AgentTarget(url, model, context, key_for(url))
+    effort = agent_effort(card.get("thinking", {}).get("efforts", ()))
+    return AgentTarget(url, model, context, key_for(url), effort)
 
 
 def _start(agent: Agent, session: AgentSession, command: tuple[str, ...]) -> None:

@@ -184,8 +184,17 @@ def _describe_template(abilities: dict[str, Any] | None) -> str:
     ids, reasoning = abilities["call_ids"], abilities["reasoning"] or "none"
     reads = ", ".join(abilities["variables"]) or "nothing else"
     takes = f"does not take {', '.join(lacks)}" if lacks else "takes every conversation"
-    efforts = "".join(map(_describe_efforts, abilities["controls"]["efforts"]))
-    return f"{takes}; ids of calls: {ids}; earlier reasoning: {reasoning}; reads {reads}{efforts}"
+    controls = abilities["controls"]
+    thinking = _describe_switch(controls) + "".join(map(_describe_efforts, controls["efforts"]))
+    return f"{takes}; ids of calls: {ids}; earlier reasoning: {reasoning}; reads {reads}{thinking}"
+
+
+def _describe_switch(controls: Mapping[str, Any]) -> str:
+    """What turns thinking off, and the variable of a budget."""
+    off = ", ".join(f"{name}={json_format.dumps(value)}" for name, value in controls["off"].items())
+    off = off or (f"{controls['off_word']} in the system message" if controls["off_word"] else "")
+    budget = f"; budget of thinking: {controls['budget']}" if controls["budget"] else ""
+    return (f"; thinking is turned off by {off}" if off else "") + budget
 
 
 def _describe_efforts(efforts: Mapping[str, Any]) -> str:

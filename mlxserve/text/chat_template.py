@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 from mlxserve.core.errors import EngineStopped, HelperUnavailable, InvalidRequest, in_one_line
-from mlxserve.text.controls import Controls, has_controls
+from mlxserve.text.controls import Attempt, Controls, has_controls
 from mlxserve.text.conversation import Call, Conversation
 from mlxserve.text.parsing.markup import Markup
 from mlxserve.text.parsing.writing import write_calls
 from mlxserve.text.probing import TEMPLATE_ERRORS, abilities_of, template_of
-from mlxserve.text.template_caps import TemplateCaps
+from mlxserve.text.template_caps import ALWAYS_ALLOWED, TemplateCaps
 from mlxserve.text.template_compat import AdaptedConversation, Fitting, calls_as_json
 from mlxserve.text.templates import TextRenderer
 
@@ -89,23 +89,35 @@ class ChatTemplate:
             self._told |= new
             log.warning("Conversations are fitted to the chat template: %s", "; ".join(sorted(new)))
 
+    def usable(self, variables: Mapping[str, Any]) -> tuple[dict[str, Any], Sequence[str]]:
+        """The variables without those that the template does not read, and a sentence about these."""
+        names = variables.keys() - ALWAYS_ALLOWED - {"continue_final_message"}
+        # What a template reads is not looked up for the usual names.
+        unread = names - self.caps.variables if names else names
+        if not unread:
+            return dict(variables), ()
+        usable = {name: value for name, value in variables.items() if name not in unread}
+        return usable, (f"the chat template does not read {', '.join(sorted(unread))[:200]}",)
+
     def first_accepted(
-        self,
-        variables: Mapping[str, Any],
-        rendered: Callable[[Mapping[str, Any]], list[int]],
+        self, variables: Mapping[str, Any], rendered: Callable[[Attempt], list[int]]
     ) -> tuple[list[int], Sequence[str]]:
         """Token ids of the first attempt that the template accepts, and its changes. Raises InvalidRequest."""
-        controls = self.caps.controls if has_controls(variables) else Controls()
         refusal: Exception | None = None
-        for attempt in controls.attempts(variables):
+        for attempt in self._attempts(variables) if variables else (Attempt({}),):
             try:
-                return rendered(attempt.variables), attempt.changes
+                return rendered(attempt), attempt.changes
             except TEMPLATE_ERRORS as error:
                 refusal = error
         assert refusal is not None
         raise InvalidRequest(
             f"The model's chat template rejects these messages: {in_one_line(refusal)}"
         ) from refusal
+
+    def _attempts(self, variables: Mapping[str, Any]) -> Iterator[Attempt]:
+        """What the template accepts is not looked up for variables that control no thinking."""
+        controls = self.caps.controls if has_controls(variables) else Controls()
+        return controls.attempts(variables)
 
     def prepare(self) -> None:
         """Look at the template beside what follows; its helper process takes a third of a second."""

@@ -15,11 +15,12 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from mlxserve.text.controls import EFFORT, SWITCH, Controls, find_controls
+from mlxserve.text.control_probing import find_controls
+from mlxserve.text.controls import BUDGET, EFFORT, SWITCH, Controls
 from mlxserve.text.probes import TOOL, Message, Probe, RenderEach
 
 # Template variables that clients may always set; a template that does not read them ignores them.
-ALWAYS_ALLOWED = frozenset({SWITCH, "thinking", EFFORT})
+ALWAYS_ALLOWED = frozenset({SWITCH, "thinking", EFFORT, BUDGET})
 # transformers gives templates the first one as `thinking`, too.
 REASONING_NAMES = ("reasoning_content", "reasoning")
 

@@ -19,13 +19,13 @@ from mlxserve.core.errors import InvalidParameter, InvalidRequest
 from mlxserve.helpers.fair_executor import Lane, lane_of
 from mlxserve.system.well_formed import well_formed, well_formed_value
 from mlxserve.text.chat_template import ChatTemplate
+from mlxserve.text.controls import Attempt, with_word
 from mlxserve.text.conversation import completed_tool
 from mlxserve.text.costs import encode_seconds, render_seconds
 from mlxserve.text.large_texts import LargeTexts
 from mlxserve.text.parsing.markup import Markup, markup_of
 from mlxserve.text.probing import RESERVED
 from mlxserve.text.stream_decoder import StreamDecoder
-from mlxserve.text.template_caps import ALWAYS_ALLOWED
 from mlxserve.text.template_compat import single_typed_tool
 from mlxserve.text.templates import (
     TextRenderer,
@@ -172,6 +172,9 @@ class Tokenizer:
         Raises InvalidRequest, and RenderedTooLong.
         """
         self._check_rendering(messages, tools, template_kwargs)
+        unread: Sequence[str] = ()
+        if template_kwargs:
+            template_kwargs, unread = self.template.usable(template_kwargs)
         conversation = [well_formed_value(dict(message)) for message in messages]
         tools = [well_formed_value(completed_tool(tool)) for tool in tools or ()]
         if tools and not self.template.caps.loose_types:
@@ -180,12 +183,15 @@ class Tokenizer:
         texts = self._large.get(lane_of(render_seconds(conversation, tools, template_kwargs)))
         render = self.render_here if texts is None else texts.render
 
-        def rendered(variables: Mapping[str, Any]) -> list[int]:
-            every = {**variables, "add_generation_prompt": add_generation_prompt}
-            return render(conversation, tools or None, every, max_characters)
+        def rendered(attempt: Attempt) -> list[int]:
+            every = {**attempt.variables, "add_generation_prompt": add_generation_prompt}
+            said = with_word(conversation, attempt.word) if attempt.word else conversation
+            return render(said, tools or None, every, max_characters)
 
         token_ids, changes = self.template.first_accepted(template_kwargs, rendered)
-        self.template.log_changes(changes)
+        changes = (*unread, *changes)
+        if changes:
+            self.template.log_changes(changes)
         if on_change is not None:
             for change in changes:
                 on_change(change)
@@ -205,15 +211,8 @@ class Tokenizer:
                 "This model has no chat template. Send a plain prompt instead (/v1/completions, or "
                 "LLM.generate)."
             )
-        check_names(template_kwargs)
-        unknown = template_kwargs.keys() - ALWAYS_ALLOWED - {"continue_final_message"}
-        if unknown and (unknown := unknown - self.template.caps.variables):
-            reads = ", ".join(sorted(ALWAYS_ALLOWED | self.template.caps.variables))
-            raise InvalidParameter(
-                "chat_template_kwargs",
-                f"the model's chat template does not read {', '.join(sorted(unknown))[:200]}; it may "
-                f"read {reads}",
-            )
+        if template_kwargs:
+            check_names(template_kwargs)
         if tools and not self.template.supports_tools:
             raise InvalidParameter(
                 "tools", "the chat template of this model does not support tools; remove them"
@@ -286,6 +285,12 @@ class Tokenizer:
 
 # `render` receives its own arguments and the variables as keywords.
 _NO_VARIABLES = RESERVED | signature(Tokenizer.render).parameters.keys()
+
+
+def without_reserved(variables: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """The variables without the names that no template variable can have, and these names."""
+    reserved = sorted(_NO_VARIABLES & variables.keys())
+    return {n: value for n, value in variables.items() if n not in _NO_VARIABLES}, reserved
 
 
 def check_names(variables: Mapping[str, Any]) -> None:

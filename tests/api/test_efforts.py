@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -175,16 +175,118 @@ def test_the_efforts_are_on_the_model_s_card(family_of: Callable[..., Family]) -
     assert efforts["values"] == ["low", "medium", "xhigh"]
 
 
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        (CHAT, {"messages": HELLO, "reasoning_effort": "huge"}),
-        (RESPONSES, {"input": "Hi", "reasoning": {"effort": "huge"}}),
-        (MESSAGES, {"messages": HELLO, "max_tokens": 9, "output_config": {"effort": "huge"}}),
-        (OLLAMA, {"messages": HELLO, "model": "local", "think": "huge"}),
-    ],
-)
-def test_an_unknown_effort_is_a_400(
-    family_of: Callable[..., Family], path: str, body: dict[str, Any]
+def test_what_can_be_chosen_is_on_the_cards_of_the_listings(
+    family_of: Callable[..., Family],
 ) -> None:
-    assert family_of("qwen 3.8").client.post(path, json=body).status_code == 400
+    client = family_of("qwen 3.8").client
+    thinking = {
+        "can_be_off": True,
+        "efforts": ["low", "medium", "xhigh"],
+        "default_effort": "xhigh",
+        "budget": False,
+    }
+    assert client.get("/v1/models").json()["data"][0]["thinking"] == thinking
+    assert client.get("/v1/models/local").json()["thinking"] == thinking
+    assert client.post("/api/show", json={"model": "local"}).json()["thinking"] == thinking
+
+
+# How clients of any API turn thinking off.
+OFF: Sequence[Mapping[str, Any]] = (
+    {"enable_thinking": False},
+    {"think": False},
+    {"think": "none"},
+    {"thinking": {"type": "disabled"}},
+    {"reasoning": {"enabled": False}},
+    {"reasoning": {"effort": "none"}},
+    {"reasoning_effort": "none"},
+    {"reasoning_effort": "Off"},
+    {"reasoning_effort": False},
+    {"thinking_budget": 0},
+    {"thinking_token_budget": 0},
+    {"chat_template_kwargs": {"enable_thinking": False}},
+    {"chat_template_kwargs": {"thinking": False}},
+    {"reasoning_effort": "high", "enable_thinking": False},
+)
+# How they turn it on, beside any of the words that mean nothing here.
+ON_SPELLINGS: Sequence[Mapping[str, Any]] = (
+    {"enable_thinking": True},
+    {"think": True},
+    {"reasoning_effort": "huge", "enable_thinking": True},
+    {"reasoning_effort": "auto", "think": True},
+    {"chat_template_kwargs": {"thinking": True}},
+    {"chat_template_kwargs": {"enable_thinking": True, "mood": {"is": ["good"]}, "tokenize": True}},
+)
+UNKNOWN: Sequence[object] = ("huge", "auto", "", " ", 7, 0.5, None, ["high"], {"level": "high"})
+
+
+def _plain(path: str) -> dict[str, Any]:
+    """A body without a word about thinking."""
+    body = BODIES[path]("on")
+    return {k: v for k, v in body.items() if k not in ("think", "thinking", "chat_template_kwargs")}
+
+
+# One of each kind of control; tests/text/test_controls.py has all rules.
+KINDS = (
+    "qwen 3.8",
+    "hy 3",
+    "kimi k3",
+    "gpt-oss",
+    "granite 3.3",
+    "minimax m3",
+    "seed oss",
+    "nemotron nano 2",
+    "always thinks",
+)
+
+
+@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize("rule", KINDS)
+def test_each_spelling_of_every_api_turns_thinking_off_and_on(
+    family_of: Callable[..., Family], rule: str, path: str
+) -> None:
+    family = family_of(rule)
+    for level, spellings in (("none", OFF), ("on", ON_SPELLINGS)):
+        for fields in spellings:
+            family.post(path, {**_plain(path), **fields})
+            assert SHOWN[rule][level] in family.prompt, fields
+            assert family.prompt.count("[effort ") == bool(SHOWN[rule][level]), fields
+
+
+@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize("rule", ["qwen 3.8", "hy 3", "seed oss"])
+def test_no_effort_and_no_variable_is_refused(
+    family_of: Callable[..., Family], rule: str, path: str
+) -> None:
+    family = family_of(rule)
+    nested = {"output_config": "effort", "reasoning": "effort"}
+    for value in UNKNOWN:
+        for name in ("reasoning_effort", "think"):
+            family.post(path, {**_plain(path), name: value})
+        for name, member in nested.items():
+            family.post(path, {**_plain(path), name: {member: value}})
+        for name in ("mood", "thinking", "messages", "self", "thinking_mode", "reasoning_effort"):
+            family.post(path, {**_plain(path), "chat_template_kwargs": {name: value}})
+
+
+def test_the_header_names_what_was_left_out(family_of: Callable[..., Family]) -> None:
+    for rule, fields, warning in [
+        ("qwen 3.8", {"reasoning_effort": "huge"}, "effort huge is the template's default"),
+        ("ignores it", {"reasoning_effort": "huge"}, "effort huge is left out"),
+        ("ignores it", {"chat_template_kwargs": {"mood": 1}}, "does not read mood"),
+        ("ignores it", {"chat_template_kwargs": {"tokenize": 1}}, "tokenize cannot be set"),
+        ("seed oss", {"reasoning_effort": "low"}, "effort low is a budget of 1024 tokens"),
+    ]:
+        reply = family_of(rule).post(CHAT, {"messages": HELLO, **fields})
+        assert warning in reply.headers["x-mlxserve-warning"], (rule, fields)
+
+
+@pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES, OLLAMA])
+def test_a_switch_that_is_refused_in_a_conversation_is_left_out_with_a_warning(
+    family_of: Callable[..., Family], path: str
+) -> None:
+    family = family_of("refuses every variable in a long conversation")
+    long = [*HELLO, {"role": "assistant", "content": "Hello."}, *HELLO]
+    body = {**BODIES[path]("none"), "input" if path == RESPONSES else "messages": long}
+    reply = family.post(path, body)
+    assert "enable_thinking: left out, which" in reply.headers["x-mlxserve-warning"]
+    assert "[effort on]" in family.prompt

@@ -9,11 +9,12 @@ import stat
 import subprocess
 import sys
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from mlxserve.cli.agents import AGENTS, AgentTarget
+from mlxserve.cli.agents import AGENTS, AgentTarget, agent_effort
 from mlxserve.cli.running_servers import registered
 from tests.cli.commands import Run
 from tests.cli.recording_server import RecordingServer
@@ -94,7 +95,41 @@ def test_opencode_keeps_its_other_settings(home: Path) -> None:
     assert inline["provider"]["mlxserve"]["models"]["org/model"]["limit"]["context"] == 64_000
 
 
+def test_an_agent_asks_for_an_effort_that_the_model_knows(home: Path) -> None:
+    for efforts, expected in [
+        ((), None),
+        (("low", "high", "max"), None),
+        (("low", "medium", "xhigh"), "xhigh"),
+        (("low", "medium"), "medium"),
+        (("max",), "max"),
+    ]:
+        assert agent_effort(efforts) == expected, efforts
+    target = replace(TARGET, effort="xhigh")
+    claude = AGENTS["claude"]
+    assert claude.session(target).command == ("claude", "--effort", "xhigh")
+    assert claude.session(TARGET).command == ("claude",)
+    assert json.loads(claude.configured("", target))["effortLevel"] == "xhigh"
+    chosen = json.loads(claude.configured('{"effortLevel": "low"}', target))
+    assert chosen["effortLevel"] == "low"
+    codex = AGENTS["codex"]
+    assert 'model_reasoning_effort="xhigh"' in codex.session(target).command
+    for effort, level in [("xhigh", "xhigh"), ("max", "xhigh")]:
+        configured = tomllib.loads(codex.configured("", replace(TARGET, effort=effort)))
+        assert configured["model_reasoning_effort"] == level
+    opencode = json.loads(AGENTS["opencode"].configured("", target))
+    model = opencode["provider"]["mlxserve"]["models"]["org/model"]
+    assert model["options"] == {"reasoningEffort": "xhigh"}
+
+
 # ---- one session
+
+
+def test_the_effort_is_chosen_from_those_that_the_server_lists(
+    launch: Run, server: RecordingServer
+) -> None:
+    for efforts, flag in [(["low", "medium", "xhigh"], True), (["low", "high"], False)]:
+        server.answer({"data": [{**CARD, "thinking": {"efforts": efforts}}]})
+        assert ("--effort xhigh" in launch("claude", "--dry-run")[1]) is flag
 
 
 @pytest.mark.parametrize("agent", list(AGENTS))

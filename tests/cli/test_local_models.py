@@ -127,6 +127,7 @@ def test_the_efforts_that_a_template_takes_are_shown(tmp_path: Path, offline: Ru
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     shown = offline("show", str(folder)).out
     assert "; reasoning_effort: low, medium, xhigh (default)" in shown
+    assert "; thinking is turned off by enable_thinking=false; " in shown
     controls = json.loads(offline("show", str(folder), "--json").out)["chat_template"]["controls"]
     assert controls["efforts"][0]["mapping"]["high"] == "xhigh"
 

@@ -83,6 +83,34 @@ EFFORT_RULES: Mapping[str, str] = {
         "{{ raise_exception('Thinking cannot be disabled') }}{% endif %}"
         + _refusing("reasoning_effort", "('high', 'max')", "max", "'Unexpected effort'")
     ),
+    "granite 3.3": "{{ '[effort on]' if thinking else '[effort off]' }}",
+    "minimax m3": (
+        "{% set mode = thinking_mode if thinking_mode is defined else 'adaptive' %}"
+        "{% if mode == 'enabled' %}[effort forced]{% elif mode == 'disabled' %}[effort off]"
+        "{% else %}[effort adaptive]{% endif %}"
+    ),
+    "a switch with two words": (
+        "{{ '[effort off]' if thinking_option == 'off' else '[effort on]' }}"
+    ),
+    "a negative switch": "{{ '[effort off]' if disable_thinking else '[effort on]' }}",
+    "seed oss": (
+        "{% if thinking_budget is not defined or thinking_budget is none %}[effort free]"
+        "{% elif thinking_budget == 0 %}[effort nothing]{% else %}[effort {{ thinking_budget }}]{% endif %}"
+    ),
+    "nemotron nano 2": (
+        "{% set ns = namespace(on=true) %}{% for m in messages if m.role == 'system' %}"
+        "{% if '/no_think' in m.content %}{% set ns.on = false %}{% endif %}{% endfor %}"
+        "{{ '[effort on]' if ns.on else '[effort off]' }}"
+    ),
+    "cohere 2": (
+        "{% set reasoning = reasoning if reasoning is not undefined else reasoning_effort != 'none' %}"
+        "{{ '[effort on]' if reasoning else '[effort off]' }}"
+    ),
+    "refuses every variable in a long conversation": (
+        "{% if messages | length > 2 and enable_thinking is false %}"
+        "{{ raise_exception('Not now') }}{% endif %}"
+        "{{ '[effort off]' if enable_thinking is false else '[effort on]' }}"
+    ),
     "refuses it beside a tool": (
         "{% if tools and reasoning_effort is defined and reasoning_effort not in ('low', 'high') %}"
         "{{ raise_exception('No such effort beside tools') }}{% endif %}"
@@ -113,7 +141,7 @@ SHOWN: Mapping[str, Mapping[str, str]] = {
     "hy 4": _row("               no_think no_think high   high   high  high  high  high"),
     "gpt-oss": _row("            low      low      low    medium high  high  high  medium"),
     "muse": _row("               low      low      low    medium high  high  high  high"),
-    "kimi k3": _row("            low      low      low    low    high  max   max   max"),
+    "kimi k3": _row("            -        -        low    low    high  max   max   max"),
     "glm 5.3": _row("            Low      Low      Low    Low    High  Max   Max   Max"),
     "deepseek v4": _row("        -        -        -      -      -     max   max   -"),
     "deepseek v4 flash": _row("  -        -        -      -      high  max   max   -"),
@@ -121,6 +149,16 @@ SHOWN: Mapping[str, Mapping[str, str]] = {
     "mistral small 4": _row("    none     none     high   high   high  high  high  high"),
     "ignores it": _row("         off      off      on     on     on    on    on    on"),
     "always thinks": _row("      high     high     high   high   high  max   max   max"),
+    "granite 3.3": _row("        off      off      on     on     on    on    on    on"),
+    "minimax m3": _row(
+        "         off      off      adaptive adaptive adaptive adaptive adaptive adaptive"
+    ),
+    "a switch with two words": _row("off off on on on on on on"),
+    "a negative switch": _row("  off      off      on     on     on    on    on    on"),
+    "seed oss": _row("           nothing  nothing  1024   4096   16384 free  free  free"),
+    "nemotron nano 2": _row("    off      off      on     on     on    on    on    on"),
+    "cohere 2": _row("           off      off      on     on     on    on    on    on"),
+    "refuses every variable in a long conversation": _row("off off on on on on on on"),
     "refuses it beside a tool": _row(
         "                        low      low      low    low    high  high  high  high"
     ),

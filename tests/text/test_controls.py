@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from mlxserve.hub.embedded import model_path
-from mlxserve.text.controls import EFFORT, LADDER, SWITCH, Controls, find_controls, has_controls
+from mlxserve.text.control_probing import find_controls
+from mlxserve.text.controls import BUDGET, EFFORT, LADDER, SWITCH, Controls, has_controls, with_word
 from mlxserve.text.probes import Probe
 from mlxserve.text.template_caps import TemplateCaps
 from mlxserve.text.tokenizer import Tokenizer
@@ -33,7 +34,10 @@ def controls(rule: str) -> Controls:
 
 def prompt(rule: str, variables: dict[str, Any]) -> str:
     attempt = next(controls(rule).attempts(variables))
-    [text] = renderer(template(rule))([Probe(USER, None, attempt.variables)])
+    messages = [
+        dict(message) for message in (with_word(USER, attempt.word) if attempt.word else USER)
+    ]
+    [text] = renderer(template(rule))([Probe(messages, None, attempt.variables)])
     assert text is not None, (rule, variables, attempt)
     return text
 
@@ -87,6 +91,14 @@ def test_the_variables_that_turn_thinking_off_and_on_are_found() -> None:
         "mistral small 4": ({EFFORT: "none"}, {EFFORT: "high"}),
         "gpt-oss": ({}, {}),
         "always thinks": ({}, {}),
+        "kimi k3": ({"thinking": False}, {"thinking": True}),
+        "granite 3.3": ({"thinking": False}, {"thinking": True}),
+        "minimax m3": ({"thinking_mode": "disabled"}, {"thinking_mode": "adaptive"}),
+        "a switch with two words": ({"thinking_option": "off"}, {}),
+        "a negative switch": ({"disable_thinking": True}, {"disable_thinking": False}),
+        "seed oss": ({BUDGET: 0}, {}),
+        "nemotron nano 2": ({}, {}),
+        "cohere 2": ({"reasoning": False}, {"reasoning": True}),
     }
     for rule, (off, on) in expected.items():
         assert (controls(rule).off, controls(rule).on) == (off, on), rule
@@ -126,13 +138,19 @@ def test_changes_are_reported(
     assert next(controls(rule).attempts(variables)).changes == changes
 
 
-def test_values_that_are_not_on_the_ladder_are_not_mapped() -> None:
+def test_values_that_are_not_on_the_ladder_are_sent_if_the_template_knows_them() -> None:
     text = "{{ '[loud]' if reasoning_effort == 'loud' }}{{ reasoning_effort or '-' }}"
     loud = find_controls(renderer(text), worker().variables(text))
     assert loud.efforts[0].values[-1] == "loud"
-    for value in ("loud", "no_think", "Extreme", 7, True):
+    for value in ("loud", 7, True):
         [first, *_] = loud.attempts({EFFORT: value})
         assert (first.variables, first.changes) == ({EFFORT: value}, ())
+    [first, *_] = loud.attempts({EFFORT: "extreme"})
+    assert (first.variables, first.changes) == ({}, ("effort extreme is the template's default",))
+    [first, *_] = loud.attempts({EFFORT: "no_think"})
+    assert first.variables == {SWITCH: False, EFFORT: "low"}
+    [first, *_] = Controls().attempts({EFFORT: "extreme"})
+    assert (first.variables, first.changes) == ({}, ("effort extreme is left out",))
 
 
 def test_a_variable_of_another_name_is_mapped_and_the_request_s_effort_wins() -> None:
@@ -148,6 +166,33 @@ def test_the_effort_none_turns_thinking_off_without_a_switch_beside_it() -> None
     assert "[effort low]" in prompt("gpt-oss", {EFFORT: "none"})
 
 
+@pytest.mark.parametrize("rule", EFFORT_RULES)
+def test_every_variable_of_any_value_is_rendered(rule: str) -> None:
+    """A request is rendered with whatever it asks for: some attempt is accepted."""
+    names = {SWITCH, EFFORT, BUDGET, *worker().variables(template(rule))}
+    values = (None, True, False, 0, 77, 0.5, -1, "", "huge", "off", *LADDER, ["high"], {"a": "b"})
+    requests = [{name: value} for name in sorted(names - {"messages", "tools"}) for value in values]
+    requests += [{SWITCH: s, EFFORT: e} for s in (True, False) for e in ("huge", "none", "max")]
+    for requested in requests:
+        attempts = list(controls(rule).attempts(requested))
+        rendered = renderer(template(rule))([Probe(USER, None, a.variables) for a in attempts])
+        assert any(rendered), requested
+
+
+def test_the_summary_of_the_controls_is_in_the_words_of_the_apis() -> None:
+    keys = ("can_be_off", "efforts", "default_effort", "budget")
+    for rule, values in {
+        "qwen 3.8": (True, ["low", "medium", "xhigh"], "xhigh", False),
+        "hy 3": (True, ["low", "high"], None, False),
+        "gpt-oss": (False, ["low", "medium", "high"], "medium", False),
+        "granite 3.3": (True, [], None, False),
+        "nemotron nano 2": (True, [], None, False),
+        "seed oss": (True, [], None, True),
+    }.items():
+        assert controls(rule).summary() == dict(zip(keys, values, strict=True)), rule
+    assert Controls().summary() == {}
+
+
 def test_literals_are_those_that_a_variable_is_compared_with() -> None:
     literals = worker().variables(
         "{% set a = reasoning_effort | default('low') %}{% set b = a or 'max' %}"
@@ -158,13 +203,63 @@ def test_literals_are_those_that_a_variable_is_compared_with() -> None:
     assert literals["other"] == ["xhigh"]
 
 
-def test_the_second_attempt_has_no_effort() -> None:
-    first, second = controls("refuses it in a long conversation").attempts({EFFORT: "high", "x": 1})
-    assert first.variables == {EFFORT: "high", "x": 1}
-    assert second.variables == {"x": 1}
+def test_later_attempts_have_no_effort_and_then_no_variables() -> None:
+    requested = {EFFORT: "high", "x": 1, "continue_final_message": True}
+    first, second, third = controls("refuses it in a long conversation").attempts(requested)
+    assert first.variables == requested
+    assert second.variables == {"x": 1, "continue_final_message": True}
     assert second.changes == ("effort high is left out, which the template refuses",)
-    assert [each.variables for each in Controls().attempts({SWITCH: True})] == [{SWITCH: True}]
+    assert third.variables == {"continue_final_message": True}
+    assert third.changes == ("reasoning_effort, x: left out, which the template refuses",)
+    assert [each.variables for each in Controls().attempts({SWITCH: True})] == [{SWITCH: True}, {}]
+    assert [each.variables for each in Controls().attempts({})] == [{}]
     assert len(list(Controls().attempts({EFFORT: "high"}))) == 2
+
+
+def test_a_mode_is_recognised_by_the_marker_that_the_prompt_ends_with() -> None:
+    text = MESSAGES + "<think>{% if reasoning_mode != 'deep' %}</think>{% endif %}"
+    found = find_controls(renderer(text), worker().variables(text))
+    assert (found.off, found.on) == ({"reasoning_mode": False}, {"reasoning_mode": "deep"})
+    text = MESSAGES + "<think>{% if reasoning_mode == 'fast' %}</think>{% endif %}"
+    found = find_controls(renderer(text), worker().variables(text))
+    assert (found.off, found.on) == ({"reasoning_mode": "fast"}, {})
+
+
+def test_variables_for_earlier_answers_are_no_switches() -> None:
+    for name in ("preserve_thinking", "clear_thinking", "truncate_history_thinking", "mood"):
+        text = f"{{{{ 'a' if {name} else 'b' }}}}" + MESSAGES
+        assert find_controls(renderer(text), worker().variables(text)) == Controls()
+
+
+def test_a_budget_is_set_under_the_templates_name() -> None:
+    assert "[effort 77]" in prompt("seed oss", {BUDGET: 77})
+    assert "[effort 77]" in prompt("seed oss", {BUDGET: 77, EFFORT: "low"})
+    assert "[effort nothing]" in prompt("seed oss", {BUDGET: 77, SWITCH: False})
+    text = "{{ max_thinking_tokens or 'free' }}"
+    renamed = find_controls(renderer(text), worker().variables(text))
+    assert (renamed.budget, renamed.off) == ("max_thinking_tokens", {})
+    [first, *_] = renamed.attempts({BUDGET: 77})
+    assert first.variables == {"max_thinking_tokens": 77}
+    [first, *_] = renamed.attempts({EFFORT: "low"})
+    assert first.changes == ("effort low is a budget of 1024 tokens",)
+    [first, *_] = Controls().attempts({BUDGET: 77})
+    assert (first.variables, first.changes) == ({}, ())
+
+
+def test_the_word_that_turns_thinking_off_ends_the_system_message() -> None:
+    assert controls("nemotron nano 2").off_word == "/no_think"
+    assert with_word(USER, "/no_think") == [{"role": "system", "content": "/no_think"}, *USER]
+    for content, expected in [
+        ("Be kind.", "Be kind. /no_think"),
+        ("", "/no_think"),
+        (None, "/no_think"),
+        (
+            [{"type": "text", "text": "Be kind."}],
+            [{"type": "text", "text": "Be kind."}, {"type": "text", "text": " /no_think"}],
+        ),
+    ]:
+        said = with_word([{"role": "system", "content": content}, *USER], "/no_think")
+        assert said == [{"role": "system", "content": expected}, *USER]
 
 
 def test_a_template_that_renders_nothing_has_no_controls() -> None:

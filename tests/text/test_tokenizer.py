@@ -206,15 +206,17 @@ def test_a_python_template_that_asserts_refuses_a_conversation(folder: Path) -> 
         tokenizer.render([{"role": "developer", "content": ""}, *USER])
 
 
-def test_only_variables_that_the_template_reads_can_be_set(folder: Path) -> None:
+def test_variables_that_the_template_does_not_read_are_left_out_with_a_warning(
+    folder: Path,
+) -> None:
     tokenizer = with_template(folder, "{{ messages[0].content }}{{ '!' if preserve_thinking }}")
     assert tokenizer.template.caps.variables == {"preserve_thinking"}
     assert tokenizer.decode(tokenizer.render(USER, preserve_thinking=True)) == "hi!"
     assert tokenizer.decode(tokenizer.render(USER, enable_thinking=True)) == "hi"
-    with pytest.raises(
-        InvalidParameter, match=r"does not read mood; it may read .*preserve_thinking"
-    ):
-        tokenizer.render(USER, mood="good")
+    changes: list[str] = []
+    ids = tokenizer.render(USER, on_change=changes.append, mood="good", preserve_thinking=True)
+    assert tokenizer.decode(ids) == "hi!"
+    assert changes == ["the chat template does not read mood"]
 
 
 def test_a_call_that_a_template_ignores_is_written_as_the_model_writes_it(folder: Path) -> None:

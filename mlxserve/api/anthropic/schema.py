@@ -11,26 +11,17 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from mlxserve.api.bodies.fields import MAX_NAME_LENGTH, TemplateKwargs
+from mlxserve.api.bodies.fields import MAX_NAME_LENGTH
 from mlxserve.api.bodies.generation import MaxTokens, SamplingFields
 from mlxserve.api.bodies.messages import MAX_MESSAGES
 from mlxserve.api.bodies.prompt_source import PromptSource
-from mlxserve.api.bodies.request_body import KindedModel, NotYet, RequestBody, StrictModel
+from mlxserve.api.bodies.request_body import KindedModel, NotYet, StrictModel
 from mlxserve.api.bodies.structured import OutputFormat
-from mlxserve.api.bodies.tools import (
-    Budget,
-    ChosenTools,
-    Effort,
-    Name,
-    definition_of,
-    thinking_budget,
-    thinking_kwargs,
-    turn_of,
-)
+from mlxserve.api.bodies.thinking import Effort, ThinkingFields, ThinkingOptions
+from mlxserve.api.bodies.tools import ChosenTools, Name, definition_of, turn_of
 from mlxserve.api.model_names import ModelNames
 from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.images.sources import data_url
-from mlxserve.text.controls import SWITCH
 from mlxserve.text.conversation import (
     ASSISTANT,
     PARAGRAPH,
@@ -214,9 +205,8 @@ class AnthropicToolChoice(StrictModel):
         return ChosenTools(mode, names, is_one=self.name is not None)
 
 
-class AnthropicThinking(StrictModel):
+class AnthropicThinking(ThinkingOptions):
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
-    budget_tokens: Budget | None = None  # Anthropic's own begin at 1,024
     display: Literal["summarized", "omitted"] | None = None
 
     @model_validator(mode="after")
@@ -227,11 +217,11 @@ class AnthropicThinking(StrictModel):
 
 
 class OutputConfig(StrictModel):
-    effort: Effort | None = None
+    effort: Effort = None
     format: OutputFormat = None
 
 
-class CountTokensRequest(RequestBody):
+class CountTokensRequest(ThinkingFields):
     """The body of `POST /v1/messages/count_tokens`: the fields that become part of the prompt."""
 
     NOT_YET: ClassVar[NotYet] = {
@@ -279,7 +269,7 @@ class CountTokensRequest(RequestBody):
         return PromptSource(
             read=self.conversation,
             num_messages=len(self.messages),
-            template_kwargs=self.template_kwargs(),
+            template_kwargs=self.template_kwargs,
             tools=self.definitions,
             continues=self.continues,
         )
@@ -320,19 +310,23 @@ class CountTokensRequest(RequestBody):
     def turn(self) -> AssistantTurn:
         """The allowed contents of the answer. Raises ApiError 400."""
         choice = self.tool_choice or AnthropicToolChoice(type="auto")
-        budget = self.thinking.budget_tokens if self.thinking else None
         return turn_of(
             self.definitions,
             choice.chosen(),
             parallel=not choice.disable_parallel_tool_use,
-            thinking_budget=thinking_budget(budget, self.template_kwargs()),
+            thinking_budget=self.forced_budget,
         )
 
-    def template_kwargs(self) -> TemplateKwargs:
-        """Variables of the chat template. Thinking is off by default, as in Anthropic's API."""
-        thinks = self.thinking is not None and self.thinking.type != "disabled"
-        effort = self.output_config.effort if self.output_config else None
-        return thinking_kwargs(effort, {} if thinks and effort else {SWITCH: thinks})
+    @property
+    def effort(self) -> str | None:
+        own = self.output_config.effort if self.output_config else None
+        return own or super().effort
+
+    @property
+    def switch(self) -> bool | None:
+        """Thinking is off by default, as with Anthropic's own models, unless another API's effort is sent."""
+        switch = super().switch
+        return False if switch is None and super().effort is None else switch
 
 
 class MessagesRequest(CountTokensRequest, SamplingFields):

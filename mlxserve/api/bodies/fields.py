@@ -6,10 +6,10 @@ with a message that continues the field's name.
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 Prompt: TypeAlias = str | tuple[int, ...]
-TemplateKwargs: TypeAlias = dict[str, bool | int | float | str]
+TemplateKwargs: TypeAlias = dict[str, Any]
 
 MAX_NAME_LENGTH = 256
 MAX_PROMPTS = 1_024
@@ -76,14 +76,9 @@ def items(value: object) -> object:
 
 
 def template_kwargs(value: object) -> TemplateKwargs:
-    """Read variables of the chat template. Unknown names are refused when it is rendered."""
+    """Template variables; null is none. Which ones a template reads is known when it is rendered."""
     if value is None:
         return {}
     if not isinstance(value, dict):
         raise ValueError("must be an object")
-    for name, setting in value.items():
-        if len(name) > MAX_NAME_LENGTH or not isinstance(setting, (bool, int, float, str)):
-            raise ValueError(f"{name[:40]} must be true, false, a number or a short text")
-        if len(str(setting)) > MAX_NAME_LENGTH:
-            raise ValueError(f"{name} is longer than {MAX_NAME_LENGTH} characters")
-    return value
+    return {name: setting for name, setting in value.items() if setting is not None}

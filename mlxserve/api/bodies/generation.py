@@ -7,28 +7,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from functools import cached_property
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema, model_validator
 
 from mlxserve.api.bodies.fields import (
     MAX_NAME_LENGTH,
-    TemplateKwargs,
     stop_strings,
-    template_kwargs,
     token_biases,
 )
 from mlxserve.api.bodies.request_body import RequestBody, StrictModel
 from mlxserve.api.bodies.structured import StructuredOutputs
-from mlxserve.api.bodies.tools import (
-    Budget,
-    ReasoningOptions,
-    ToolChoiceField,
-    thinking_budget,
-    thinking_kwargs,
-    turn_of,
-)
+from mlxserve.api.bodies.thinking import ThinkingFields
+from mlxserve.api.bodies.tools import ToolChoiceField, turn_of
 from mlxserve.api.errors import invalid_value
 from mlxserve.core.errors import InvalidParameter
 from mlxserve.core.sampling_params import SamplingParams, Structure
@@ -56,8 +47,6 @@ _SAMPLING = (
     *("ignore_eos", "stop_on_repetition", "logit_bias"),
     *("presence_penalty", "frequency_penalty", "repetition_penalty"),
 )
-
-TemplateKwargsField: TypeAlias = Annotated[TemplateKwargs, PlainValidator(template_kwargs)]
 
 
 class StreamOptions(StrictModel):
@@ -142,27 +131,16 @@ class GenerationFields(SamplingFields):
         raise NotImplementedError
 
 
-class ToolGenerationFields(GenerationFields):
+class ToolGenerationFields(GenerationFields, ThinkingFields):
     """The fields of both endpoints of OpenAI's API whose answers may think and call tools."""
 
-    chat_template_kwargs: TemplateKwargsField = Field(default_factory=dict)
     tool_choice: ToolChoiceField = None
     parallel_tool_calls: bool | None = None
-    thinking_budget: Budget | None = None
-    reasoning: ReasoningOptions | None = None
 
     @property
     def definitions(self) -> list[dict[str, Any]]:
         """The tools in the format of chat templates. Raises ApiError 400."""
         raise NotImplementedError
-
-    @property
-    def effort(self) -> str | None:
-        return self.reasoning.level if self.reasoning is not None else None
-
-    @cached_property
-    def template_kwargs(self) -> TemplateKwargs:
-        return thinking_kwargs(self.effort, self.chat_template_kwargs)
 
     def turn(self) -> AssistantTurn:
         """The allowed contents of the answer. Raises ApiError 400."""
@@ -170,5 +148,5 @@ class ToolGenerationFields(GenerationFields):
             self.definitions,
             self.tool_choice,
             parallel=self.parallel_tool_calls,
-            thinking_budget=thinking_budget(self.thinking_budget, self.template_kwargs),
+            thinking_budget=self.forced_budget,
         )

@@ -1,6 +1,6 @@
-"""Fields about tools and thinking: the tools, which of them may be called, how much to think.
+"""Fields about tools: which tools there are, and which may be called.
 
-The endpoints spell them differently; all become an `AssistantTurn` and template variables.
+The endpoints spell them differently; all become an `AssistantTurn`.
 """
 
 from __future__ import annotations
@@ -9,42 +9,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import Field, PlainValidator, model_validator
+from pydantic import Field, PlainValidator
 
-from mlxserve.api.bodies.fields import TemplateKwargs
 from mlxserve.api.bodies.request_body import StrictModel
 from mlxserve.api.errors import invalid_value
-from mlxserve.text.controls import EFFORT, SWITCH
 from mlxserve.text.parsing.turn import AssistantTurn, ToolChoice
 
 MAX_TOOLS = 512
-MAX_BUDGET = 2**31 - 1
 Name: TypeAlias = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.:/-]{1,128}$")]
-Effort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
-Budget: TypeAlias = Annotated[int, Field(ge=0, le=MAX_BUDGET)]
-_NO_THINKING = ("none", "minimal")
-
-
-class ReasoningOptions(StrictModel):
-    """The field `reasoning` of Responses, which some clients also send in chat completions."""
-
-    effort: Effort | None = None
-    enabled: bool | None = None  # OpenRouter's
-    summary: Literal["auto", "concise", "detailed"] | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _with_names(cls, value: Any) -> Any:
-        """Accept a level alone, or a boolean, as some clients write it."""
-        if isinstance(value, bool):
-            return {"enabled": value}
-        return {"effort": value} if isinstance(value, str) else value
-
-    @property
-    def level(self) -> str | None:
-        if self.enabled is None:
-            return self.effort
-        return (self.effort or "medium") if self.enabled else "none"
 
 
 def definition_of(
@@ -147,28 +119,6 @@ def turn_of(
         parallel_tool_calls=parallel is not False and not choice.is_one,
         thinking_budget=thinking_budget,
     )
-
-
-def thinking_kwargs(effort: str | None, template_kwargs: TemplateKwargs) -> TemplateKwargs:
-    """Build template variables. Those in `chat_template_kwargs` take precedence.
-
-    The effort is the client's own; `text.controls` maps it to one that the template accepts.
-    """
-    if effort is None:
-        return dict(template_kwargs)
-    kwargs: TemplateKwargs = {SWITCH: effort not in _NO_THINKING}
-    if effort != "none":
-        kwargs[EFFORT] = effort
-    return {**kwargs, **template_kwargs}
-
-
-def thinking_budget(requested: int | None, template_kwargs: TemplateKwargs) -> int | None:
-    """The budget in tokens; 0 by default if thinking is off.
-
-    With 0 thinking ends at once, even if the template ignores its variable.
-    """
-    is_off = template_kwargs.get(SWITCH) is False
-    return 0 if requested is None and is_off else requested
 
 
 def _only(tools: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[Mapping[str, Any]]:

@@ -22,11 +22,11 @@ from starlette.responses import Response
 from mlxserve.api.access.security import cache_namespace
 from mlxserve.api.bodies.body_route import BodyRoute
 from mlxserve.api.bodies.fields import TemplateKwargs
-from mlxserve.api.bodies.generation import TemplateKwargsField
 from mlxserve.api.bodies.messages import ChatMessage, ChatMessages, conversation_of
 from mlxserve.api.bodies.prompt_source import PromptSource
-from mlxserve.api.bodies.request_body import RequestBody, StrictModel
-from mlxserve.api.bodies.tools import Effort, Tools, thinking_kwargs
+from mlxserve.api.bodies.request_body import StrictModel
+from mlxserve.api.bodies.thinking import ThinkingFields
+from mlxserve.api.bodies.tools import Tools
 from mlxserve.api.errors import ApiError, json_response
 from mlxserve.api.prompts import Prompts
 from mlxserve.chat.text_model import TextModel
@@ -64,12 +64,10 @@ class DeletedConversations(StrictModel):
         return cls(conversations=_valid(conversations), kept=_valid(kept))
 
 
-class ForgetRequest(RequestBody, DeletedConversations):
+class ForgetRequest(ThinkingFields, DeletedConversations):
     """The body: conversations, and the other ingredients of their prompts."""
 
     tools: Tools | None = None
-    reasoning_effort: Effort | None = None
-    chat_template_kwargs: TemplateKwargsField = Field(default_factory=dict)
     cache_salt: str | None = None
 
 
@@ -102,7 +100,7 @@ class Forgetting:
         """Forgets the cached pages of conversations, of the request's own key, in memory and on disk."""
         settings = PromptSettings(
             [tool.definition() for tool in body.tools or ()],
-            thinking_kwargs(body.reasoning_effort, body.chat_template_kwargs),
+            body.template_kwargs,
             body.cache_salt,
         )
         return json_response(await self.forget(request, body, settings))

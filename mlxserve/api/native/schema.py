@@ -9,10 +9,10 @@ from typing import Annotated, Self
 from pydantic import Field, PlainValidator, model_validator
 
 from mlxserve.api.bodies.fields import Prompt, prompts
-from mlxserve.api.bodies.generation import TemplateKwargsField
 from mlxserve.api.bodies.messages import ChatMessage, ChatMessages, conversation_of
 from mlxserve.api.bodies.prompt_source import PromptSource
 from mlxserve.api.bodies.request_body import RequestBody
+from mlxserve.api.bodies.thinking import ThinkingFields
 from mlxserve.core.config import MAX_PAGES, MIN_PAGES
 from mlxserve.core.errors import InvalidParameter
 from mlxserve.text.conversation import Conversation
@@ -20,12 +20,11 @@ from mlxserve.text.conversation import Conversation
 MAX_DETOKENIZED = 2**20
 
 
-class _PromptOrMessages(RequestBody):
+class _PromptOrMessages(ThinkingFields):
     """A body with a text, or with a conversation that the model's chat template renders."""
 
     prompt: object = None
     messages: ChatMessages | None = None
-    chat_template_kwargs: TemplateKwargsField = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _is_one_of_two(self) -> Self:
@@ -49,7 +48,7 @@ class TokenizeRequest(_PromptOrMessages):
         return PromptSource(
             read=partial(conversation_of, self.messages or ()),
             num_messages=len(self.messages or ()),
-            template_kwargs=self.chat_template_kwargs,
+            template_kwargs=self.template_kwargs,
             add_generation_prompt=self.add_generation_prompt,
         )
 
@@ -70,7 +69,7 @@ class PrefixRequest(_PromptOrMessages):
         return PromptSource(
             read=partial(_without_images, self.messages or ()),
             num_messages=len(self.messages or ()),
-            template_kwargs=self.chat_template_kwargs,
+            template_kwargs=self.template_kwargs,
             add_generation_prompt=False,
         )
 

@@ -8,18 +8,19 @@ from typing import Annotated, Any, ClassVar, Self, TypeAlias
 
 from pydantic import BeforeValidator, Field, PlainValidator, model_validator
 
-from mlxserve.api.bodies.fields import MAX_DIMENSIONS, Prompt, TemplateKwargs, prompts, stop_strings
+from mlxserve.api.bodies.fields import MAX_DIMENSIONS, Prompt, prompts, stop_strings
 from mlxserve.api.bodies.generation import NO_LIMIT, SamplingFields, TopK
 from mlxserve.api.bodies.keep_alive import KeepAlive
 from mlxserve.api.bodies.messages import MAX_MESSAGES, ChatMessage, conversation_of
 from mlxserve.api.bodies.prompt_source import PromptSource
 from mlxserve.api.bodies.request_body import NotYet, RequestBody
-from mlxserve.api.bodies.tools import Tools, thinking_budget, thinking_kwargs, turn_of
+from mlxserve.api.bodies.thinking import ThinkingFields
+from mlxserve.api.bodies.tools import Tools, turn_of
 from mlxserve.api.errors import ApiError
 from mlxserve.api.model_names import ModelNames
 from mlxserve.core.sampling_params import SamplingParams, Structure, StructureKind
 from mlxserve.images.sources import data_url
-from mlxserve.text.controls import LADDER, SWITCH
+from mlxserve.text.controls import SWITCH
 from mlxserve.text.conversation import PARAGRAPH, Conversation, Message, SentImage
 from mlxserve.text.parsing.turn import AssistantTurn
 
@@ -35,14 +36,6 @@ def _format(value: object) -> Structure | None:
     if isinstance(value, dict):
         return Structure(StructureKind.JSON_SCHEMA, json.dumps(value), "format")
     raise ValueError('must be "json" or a JSON schema')
-
-
-def _thinking(value: object) -> bool | str | None:
-    if value is None or isinstance(value, bool):
-        return value
-    if isinstance(value, str) and value in LADDER:
-        return value
-    raise ValueError(f"must be true, false, or one of {', '.join(LADDER)}")
 
 
 def _seed(value: object) -> object:
@@ -171,7 +164,7 @@ class OllamaMessage(ChatMessage):
         )
 
 
-class OllamaGeneration(OllamaRequest):
+class OllamaGeneration(OllamaRequest, ThinkingFields):
     """The fields that `/api/chat` and `/api/generate` share."""
 
     NOT_YET: ClassVar[NotYet] = {"template": (None, "")}
@@ -179,7 +172,6 @@ class OllamaGeneration(OllamaRequest):
 
     tools: Tools | None = None
     format: Annotated[Structure | None, PlainValidator(_format)] = None
-    think: Annotated[bool | str | None, PlainValidator(_thinking)] = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=SamplingParams.MAX_LOGPROBS)] | None = None
 
@@ -187,12 +179,6 @@ class OllamaGeneration(OllamaRequest):
     def definitions(self) -> list[dict[str, Any]]:
         """The tools as chat templates expect them."""
         return [tool.definition() for tool in self.tools or ()]
-
-    @property
-    def template_kwargs(self) -> TemplateKwargs:
-        if isinstance(self.think, bool):
-            return {SWITCH: self.think}
-        return thinking_kwargs(self.think, {})
 
     @property
     def thinks(self) -> bool:
@@ -205,8 +191,7 @@ class OllamaGeneration(OllamaRequest):
         return self.options.params(defaults, structure=self.format, logprobs=logprobs)
 
     def turn(self) -> AssistantTurn:
-        budget = thinking_budget(None, self.template_kwargs)
-        return turn_of(self.definitions, None, parallel=None, thinking_budget=budget)
+        return turn_of(self.definitions, None, parallel=None, thinking_budget=self.forced_budget)
 
 
 class OllamaChatRequest(OllamaGeneration):

@@ -13,7 +13,7 @@ from mlxserve.api.bodies.messages import ChatMessages, conversation_of
 from mlxserve.api.bodies.prompt_source import PromptSource
 from mlxserve.api.bodies.request_body import NotYet
 from mlxserve.api.bodies.structured import ResponseFormat
-from mlxserve.api.bodies.tools import Effort, Tools
+from mlxserve.api.bodies.tools import Tools
 from mlxserve.api.errors import ApiError
 from mlxserve.core.sampling_params import Structure
 
@@ -45,7 +45,6 @@ class ChatRequest(ToolGenerationFields):
     top_logprobs: int | None = None
     continue_final_message: bool | None = None  # vLLM's name: the answer continues the last message
     tools: Tools | None = None
-    reasoning_effort: Effort | None = None
     response_format: ResponseFormat = None
 
     @model_validator(mode="after")
@@ -74,10 +73,6 @@ class ChatRequest(ToolGenerationFields):
     @cached_property
     def definitions(self) -> list[dict[str, Any]]:
         return [tool.definition() for tool in self.tools or ()]
-
-    @property
-    def effort(self) -> str | None:
-        return self.reasoning_effort or super().effort
 
     def _own_format(self) -> Structure | None:
         return self.response_format

@@ -376,7 +376,6 @@ def test_the_prompt_ends_with_the_message_to_continue(
         ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking"),
         ({"tool_choice": {"type": "tool"}}, "tool_choice"),
         ({"output_config": {"format": {"type": "xml"}}}, "output_config.format"),
-        ({"output_config": {"effort": "huge"}}, "output_config.effort"),
         ({"mcp_servers": [{"url": "http://x"}]}, "mcp_servers"),
         ({"container": "c"}, "container"),
     ],

@@ -81,7 +81,18 @@ def test_thinking_becomes_a_template_variable_and_a_budget() -> None:
             None,
         ),
         ({"chat_template_kwargs": {"enable_thinking": False}}, {"enable_thinking": False}, 0),
-        ({"thinking_budget": 7}, {}, 7),
+        ({"thinking_budget": 7}, {"thinking_budget": 7}, 7),
+        ({"thinking_token_budget": 7}, {"thinking_budget": 7}, 7),
+        (
+            {"thinking": {"type": "enabled", "budget_tokens": 7}},
+            {"enable_thinking": True, "thinking_budget": 7},
+            7,
+        ),
+        ({"reasoning": {"max_tokens": 7}}, {"thinking_budget": 7}, 7),
+        ({"thinking_budget": 0}, {"enable_thinking": False}, 0),
+        ({"reasoning_effort": "none", "enable_thinking": True}, {"enable_thinking": False}, 0),
+        ({"thinking": {"type": "auto"}}, {}, None),
+        ({"chat_template_kwargs": {"reasoning_effort": None}}, {}, None),
     ]:
         request = asked(**fields)
         assert request.template_kwargs == kwargs, fields

@@ -158,7 +158,6 @@ def test_a_bad_value_is_refused_with_its_fields_name(client: TestClient) -> None
         ({"tool_choice": "required"}, "tool_choice"),
         ({"text": {"format": {"type": "json_schema"}}}, "text.format"),
         ({"text": {"verbosity": "loud"}}, "text.verbosity"),
-        ({"reasoning": {"effort": "huge"}}, "reasoning.effort"),
         ({"include": "all"}, "include"),
         ({"background": True}, "background"),
         ({"metadata": {"a": 1}}, "metadata.a"),
