@@ -99,7 +99,8 @@ class Claude(Agent):
     def configured(self, text: str, target: AgentTarget) -> str:
         settings = _object(text, self.file())
         settings["env"] = {**settings.get("env", {}), **_claude_variables(target)}
-        if target.effort:
+        # In Claude Code max is an effort of one session, not of the settings.
+        if target.effort not in (None, "max"):
             settings.setdefault("effortLevel", target.effort)
         return _json(settings)
 
