@@ -1,12 +1,12 @@
-"""Ends: where conversations can be continued, and which of these places is given up first.
+"""Ends: page boundaries where conversations can be continued, and which of them is dropped first.
 
 An end is a full page after which the units of a kind are kept: the window before it, or the state after it. Full
-pages are of use only up to an end, so one end of a few units saves all the tokens before it. What an end costs is
+pages are usable only up to an end, so one end of a few units saves all the tokens before it. The cost of an end is
 
     tokens that would be computed again / memory that is freed / how long ago it was used
 
-Time is counted in requests that have ended. With an end go the units that no other end has, and the full pages
-that lead to it alone. An end within the window of a later one saves only the tokens between the two.
+Time is counted in requests that have ended. Dropping an end frees the units that no other end has, and the full
+pages that lead only to it. An end within the window of a later one saves only the tokens between the two.
 """
 
 from __future__ import annotations
@@ -16,17 +16,21 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 
-# A conversation went on from it to a later end: only who edits one of the earlier messages comes back. With 0.1,
-# which is divided among few pages, two chats in turns computed 1.7 times their new tokens instead of 1.04.
+# The conversation has continued to a later end: only an edit of an earlier message comes back to this one. With
+# 0.1, two alternating chats computed 1.7 times their new tokens instead of 1.04.
 _PASSED = 0.01
-_LAST = 2.0  # no later end is known: a conversation stands there
+_LAST = 2.0  # no later end is known: the newest turn of a conversation
 _SHARED = 2.0  # several requests have continued there
 
 
 @dataclass(slots=True)
 class End:
-    """hashes: of the pages of its window, its own last
-    num_tokens: before it
+    """A page boundary where a conversation can be continued.
+
+    hashes: those of the pages of its window, its own last
+    num_tokens: length of the prefix
+    used: time of the last use, as `EvictionOrder.clock` counts it
+    is_passed: the conversation has continued to a later end
     """
 
     hashes: Sequence[bytes]
@@ -37,14 +41,14 @@ class End:
 
     @property
     def likelihood(self) -> float:
-        """How likely it is asked for, relative to another end that was used at the same time."""
+        """How likely the end is used again, relative to another one with the same last use."""
         if self.num_uses > 1:
             return _SHARED
         return _PASSED if self.is_passed else 1.0
 
 
 class Ends:
-    """Places by the hash of their last page."""
+    """Ends by the hash of their last page."""
 
     def __init__(self) -> None:
         self._ends: dict[bytes, End] = {}
@@ -60,7 +64,10 @@ class Ends:
         return len(self._ends)
 
     def add(self, hashes: Sequence[bytes], num_tokens: int, now: int) -> None:
-        """The units of these pages are there, after which a conversation of so many tokens goes on."""
+        """Add the end of a prefix of `num_tokens` tokens, or mark a known one as used.
+
+        hashes: those of the pages of its window
+        """
         if (end := self._ends.get(hashes[-1])) is not None:
             end.used, end.is_passed = now, False
             return
@@ -68,29 +75,31 @@ class Ends:
         self._num_ends.update(hashes)
 
     def use(self, hash_: bytes, now: int) -> None:
-        """A request continues there; no-op if there is no such end."""
+        """Count a request that continues from an end; no-op if it is unknown."""
         if (end := self._ends.get(hash_)) is not None:
             end.used = now
             end.num_uses += 1
 
     def pass_by(self, hash_: bytes) -> None:
-        """The request that continued there has left a later end: this one, and those in its window, are behind
-        the conversation. No-op if there is no such end."""
+        """Mark an end and those in its window as passed: the conversation has a later one.
+
+        No-op if the end is unknown.
+        """
         if (end := self._ends.get(hash_)) is not None:
             for each in end.hashes:
                 if (earlier := self._ends.get(each)) is not None:
                     earlier.is_passed = True
 
     def hashes_of(self, hash_: bytes) -> Sequence[bytes]:
-        """Of the pages in the window of an end."""
+        """Return the hashes of the pages in the window of an end."""
         return self._ends[hash_].hashes
 
     def has_unit(self, hash_: bytes) -> bool:
-        """Whether the unit of this page belongs to an end."""
+        """Return True if the page with this hash is in the window of an end."""
         return hash_ in self._num_ends
 
     def drop(self, hash_: bytes) -> list[bytes]:
-        """Give up an end: hashes of the pages that no other end has."""
+        """Drop an end, and return the hashes of the pages that no other end has."""
         end = self._ends.pop(hash_)
         self._num_ends.subtract(end.hashes)
         alone = [each for each in end.hashes if not self._num_ends[each]]
@@ -99,21 +108,21 @@ class Ends:
         return alone
 
     def with_any(self, is_meant: Callable[[bytes], bool]) -> list[bytes]:
-        """Ends with a page in their window that is meant."""
+        """Return the ends that have a matching page in their window."""
         return [hash_ for hash_, end in self._ends.items() if any(map(is_meant, end.hashes))]
 
     def cheapest(
         self, now: int, num_freed: Callable[[bytes, End, bool], float]
     ) -> tuple[float, bytes] | None:
-        """(cost, end) of the end to give up first; None if none frees anything.
+        """Return (cost, hash) of the end to drop first; None if none frees anything.
 
-        num_freed: what is freed with an end by its hash, and whether no later end is known in whose window it is;
-        0 where it is to stay
+        num_freed: takes the hash of an end, the end, and True if it is in no later end's window; returns the
+            full pages that dropping it frees, or 0 to keep it
         """
         return min(self._costs(now, num_freed), default=None, key=itemgetter(0))
 
     def by_cost(self, now: int, num_freed: Callable[[bytes, End, bool], float]) -> list[bytes]:
-        """Ends in the order in which they are given up, as far as that can be said before."""
+        """Return the hashes of the ends, the cheapest first, by their costs as of now."""
         costs = sorted(self._costs(now, num_freed), key=itemgetter(0))
         return [hash_ for _, hash_ in costs]
 
@@ -127,11 +136,11 @@ class Ends:
                 yield self.num_saved(end) * likelihood / count / age, hash_
 
     def alone(self, end: End) -> list[bytes]:
-        """Hashes of the pages in the window of an end that no other end has."""
+        """Return the hashes of the pages in an end's window that no other end has."""
         return [each for each in end.hashes if self._num_ends[each] == 1]
 
     def num_saved(self, end: End) -> int:
-        """Tokens that would be computed again without it."""
+        """Return the tokens that would be computed again without this end."""
         for hash_ in reversed(end.hashes[:-1]):
             if (earlier := self._ends.get(hash_)) is not None:
                 return end.num_tokens - earlier.num_tokens

@@ -14,12 +14,12 @@ from mlxserve.request import LiveRequest
 
 
 class FullPages:
-    """The pages of one pool."""
+    """The units of the full-attention layers: pages of one pool."""
 
     name = "pages"
 
     def __init__(self, pool: PagePool, others: Sequence[Lending] = ()) -> None:
-        """others: kinds that limit of what use the pages are, as far as they have pages of their own"""
+        """Take the pool, and the pages of `others`: kinds that limit how much of a prefix is usable."""
         self._pool = pool
         self.lending: Lending = FullLending(pool, self.name, others)
         self.has = pool.index.is_known
@@ -29,7 +29,7 @@ class FullPages:
         return (hash_ for hash_ in map(self._pool.index.hash_of, self._pool.pinned()) if hash_)
 
     def used_by(self, request: LiveRequest) -> Uses:
-        """A page is of no use without those before it, so these count as used later."""
+        """Return the hashes from the first page on: a page is useless without those before it."""
         return Uses(request.page_hashes[: len(request.page_table)])
 
     def unsaved(self, request: LiveRequest, is_on_disk: Has) -> Units:

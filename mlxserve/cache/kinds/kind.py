@@ -25,18 +25,18 @@ from mlxserve.cache.kinds.lending import Lending
 from mlxserve.cache.pages import PagePool
 from mlxserve.request import CacheMiss, Chunk, LiveRequest
 
-UNBOUNDED = 1 << 30  # units that a kind can give where it has no limit of its own
+UNBOUNDED = 1 << 30  # units of a kind that has no limit of its own
 
-Has = Callable[[bytes], bool]  # whether the unit of a hash is there
+Has = Callable[[bytes], bool]  # tells if the unit with a hash is available
 
 
-Units = tuple[tuple[bytes, int], ...]  # units of a kind, each with the hash by which it is found
+Units = tuple[tuple[bytes, int], ...]  # (hash, unit)
 
 
 class Start(NamedTuple):
     """Where a request begins.
 
-    num_pages: that it found in memory
+    num_pages: pages that it found in memory
     num_to_read: pages after these that are read from disk
     num_known: cached pages, whether or not all kinds can go on after them
     is_cached: whether the request uses the prefix cache
@@ -59,7 +59,7 @@ class Uses(NamedTuple):
 
 
 class UnitKind(Protocol):
-    """Units of one kind, as the disk sees them."""
+    """The units of one kind, as the disk sees them."""
 
     @property
     def name(self) -> str:
@@ -67,193 +67,194 @@ class UnitKind(Protocol):
 
     @property
     def lending(self) -> Lending | None:
-        """What its pages are worth; None if its units are no pages."""
+        """Its pages, to share their memory with other kinds; None if its units are not pages."""
 
     def has(self, hash_: bytes, /) -> bool:
-        """Whether the unit with this hash is in memory."""
+        """Return True if the unit with this hash is in memory."""
 
     def unit_of(self, hash_: bytes, /) -> int:
-        """Unit with this hash, which is in memory."""
+        """Return the unit with this hash, which must be in memory."""
 
     def pinned(self) -> Iterable[bytes]:
-        """Hashes of units that stay, and are written to disk before others."""
+        """Return the hashes of units that are never evicted, and are written to disk first."""
 
     def used_by(self, request: LiveRequest, /) -> Uses:
-        """Units worth keeping of what the request has used."""
+        """Return the units worth keeping of what the request has used."""
 
     def unsaved(self, request: LiveRequest, is_on_disk: Has, /) -> Units:
-        """Units to write before the request gives its pages up, because they are lost then."""
+        """Return the units to write before the request releases its pages, which loses them."""
 
 
 class Room:
-    """How many requests a kind has units for, and how far they may run. Unbounded where nothing is overridden.
+    """How many requests a kind has units for, and how far they may run: unbounded unless overridden.
 
-    num_reserved: free units that no request which waits may have
+    `num_reserved`, in these methods, counts free units that waiting requests may not take.
     """
 
     def num_free(self) -> int:
-        """Pages that all tables together could grow by."""
+        """Return the number of pages by which all tables together could grow."""
         return UNBOUNDED
 
     def num_own(self, request: LiveRequest) -> int:
-        """Units that would be free if the request gave its own back."""
+        """Return the number of units that become free if the request releases its own."""
         return 0
 
     def can_grow(self, request: LiveRequest, num_pages: int) -> bool:
-        """Whether there is room to cover `num_pages` pages."""
+        """Return True if the request's units can cover `num_pages` pages."""
         return True
 
     def max_pages(self, request: LiveRequest) -> int:
-        """Pages that the table of a running prompt may cover."""
+        """Return the number of pages that the table of a running prompt may cover."""
         return UNBOUNDED
 
-    # ---- of a request that waits
+    # ---- waiting requests
 
     def num_reserved(self, running: Iterable[LiveRequest]) -> int:
-        """Free units that the prompts of these running requests still need."""
+        """Return the number of free units that the prompts of these running requests still need."""
         return 0
 
     def num_lacking(self, request: LiveRequest, num_cached: int, num_reserved: int) -> int:
-        """Units that it needs beyond those that it may have; 0 or less if it has enough."""
+        """Return how many units the request lacks; 0 or less if there are enough."""
         return 0
 
     def num_growable_from(self, request: LiveRequest, num_cached: int, num_reserved: int) -> int:
-        """Pages that it may grow by if it begins after `num_cached` pages."""
+        """Return the pages by which the request may grow if it begins after `num_cached` pages."""
         return UNBOUNDED
 
     def can_read(self, num_reserved: int) -> bool:
-        """Whether there is room for what is read from disk at the end of a prefix."""
+        """Return True if there is room for the units read from disk at the end of a prefix."""
         return True
 
 
 class EndKind(ABC):
     """A kind that limits how much of a cached prefix can be used, and how far requests run.
 
-    What is not overridden is what a kind does that has room for every request and takes no part in
-    the matter. `room` is what requests may have of it.
+    The defaults are those of a kind that has room for every request and nothing on disk. `room` counts
+    the units that requests may have.
     """
 
     name: str
-    missing: CacheMiss  # reason for a prompt whose pages are cached while this kind cannot go on from them
-    allows_drafts = True  # rows of rejected tokens can be written again
-    pool: PagePool | None = None  # pages of its own, if its units are pages
+    # Reason of a miss where the pages are cached, but this kind cannot continue from them.
+    missing: CacheMiss
+    allows_drafts = True  # rows of rejected tokens can be overwritten
+    pool: PagePool | None = None  # if its units are pages
     room: Room = Room()
-    lending: Lending | None = None  # where its units are pages of memory that it may share
-    names_units = False  # its units are named by `plan` and `load`, and dropped by these names
-    has_table = False  # chunks have the request's `window_table`
+    lending: Lending | None = None  # its pages, if they share memory with other kinds
+    names_units = False  # `plan` and `load` name its units, and `pop_dropped` returns these names
+    has_table = False  # chunks carry the request's `window_table`
 
     @abstractmethod
     def renewed(self, pool: PagePool) -> Self:
-        """An empty one of the same size, beside `pool` of full pages."""
+        """Return an empty kind of the same size, beside `pool` of full pages."""
 
     @abstractmethod
     def has(self, hash_: bytes) -> bool:
-        """Whether the unit with this hash is in memory."""
+        """Return True if the unit with this hash is in memory."""
 
     @abstractmethod
     def unit_of(self, hash_: bytes) -> int:
-        """Unit with this hash, which is in memory."""
+        """Return the unit with this hash, which must be in memory."""
 
-    # ---- what is found
+    # ---- prefix hits
 
     @abstractmethod
     def num_usable(self, hashes: Sequence[bytes], num_pages: int, has: Has | None = None) -> int:
-        """Number of the first `num_pages` pages, which are cached, after which a sequence can go on.
+        """Return how many of the first `num_pages` cached pages a sequence can continue after.
 
-        has: whether a unit is there; None asks the memory
+        has: tells if a unit is available; by default, if it is in memory
         """
 
-    # ---- requests begin, grow and end
+    # ---- lifecycle of a request
 
     def begin(self, request: LiveRequest, start: Start) -> None:
-        """The request runs, from the end of its first pages on."""
+        """Start a request at the end of its cached pages."""
 
     def begin_again(self, request: LiveRequest, num_pages: int) -> None:
-        """What was to be read is lost: begin after `num_pages` pages in memory instead."""
+        """Start over after `num_pages` pages in memory, because a read from disk failed."""
 
     def grow(self, request: LiveRequest, num_pages: int) -> None:
-        """Cover `num_pages` pages."""
+        """Allocate units so that the request covers `num_pages` pages."""
 
     def publish(self, request: LiveRequest, first: int, end: int, parent: bytes) -> None:
-        """Make units of pages first .. end findable; `parent` is the hash before page `first`."""
+        """Make units of pages first .. end findable; `parent` is the hash of the page before them."""
 
     def pass_by(self, request: LiveRequest, position: int) -> None:
-        """Give back what no row from `position` on needs; all before it is computed and read."""
+        """Release what no row from `position` on needs; all rows before it are computed and read."""
 
     def expect(self, request: LiveRequest, num_pages: int) -> None:
         """A follower will continue after the first `num_pages` pages of the running request."""
 
     def stop(self, request: LiveRequest) -> None:
-        """The request runs no more; unread steps may still use what it holds."""
+        """Stop a request, whose units unread steps may still use."""
 
     def release(self, request: LiveRequest) -> None:
-        """Give its units back: no unread step uses them."""
+        """Release its units, which no unread step uses."""
 
     # ---- steps
 
     def plan(self, chunks: list[Chunk]) -> list[Chunk]:
-        """The chunks of a step with what they do to this kind."""
+        """Return the chunks of a step with their plans for this kind."""
         return chunks
 
     def commit(self, chunk: Chunk) -> None:
-        """The chunk has been computed."""
+        """Commit a chunk that has been computed."""
 
     def pop_dropped(self) -> list[int]:
-        """Names of units that are not needed any more, once the step that was planned last is launched."""
+        """Return the names of units that can be dropped once the last planned step is launched."""
         return []
 
     def ids(self) -> set[int]:
-        """Names of all units that were planned, and not returned by `pop_dropped`."""
+        """Return the names of all units that were planned, and not returned by `pop_dropped`."""
         return set()
 
     # ---- the disk
 
     def pinned(self) -> Iterable[bytes]:
-        """Hashes of units that are written to disk before others."""
+        """Return the hashes of units that are written to disk first."""
         return ()
 
     def used_by(self, request: LiveRequest) -> Uses:
-        """Units worth keeping of what the request has used."""
+        """Return the units worth keeping of what the request has used."""
         return Uses(())
 
     def unsaved(self, request: LiveRequest, is_on_disk: Has) -> Units:
-        """Units to write before the request gives its pages up, because they are lost then."""
+        """Return the units to write before the request releases its pages, which loses them."""
         return ()
 
     def load(self, request: LiveRequest, end: int) -> Units:
-        """Units to read so that the request can go on after page `end`."""
+        """Return the units to read so that the request can continue after page `end`."""
         return ()
 
     def loaded(self, request: LiveRequest, units: Units, parent: Callable[[int], bytes]) -> None:
-        """They were read, and the request has `num_computed` tokens.
+        """Take the units that were read; the request has `num_computed` tokens.
 
-        parent: the hash before a page of the request
+        parent: returns the hash of the page before the one with this index
         """
 
-    # ---- what stays
+    # ---- protection from eviction
 
     def pin(self, prefix: LiveRequest) -> None:
-        """Keep what continues a named prefix that was computed."""
+        """Protect the units that continue a computed named prefix."""
 
     def unpin(self, prefix_id: str) -> None:
-        """End that; no-op if there is no such prefix."""
+        """End the protection of a named prefix; no-op if there is none with this id."""
 
     def keep(self, hashes: Sequence[bytes], until: float) -> None:
-        """Protect from eviction what continues a prefix with these hashes, until a time in seconds."""
+        """Protect the units that continue a prefix with these hashes, until a time in seconds."""
 
     def expire(self, now: float) -> None:
-        """End protections until before `now`."""
+        """End protections that have expired at `now`, in seconds."""
 
     def forget(self, hashes: Iterable[bytes]) -> None:
-        """Forget the units with these hashes that no request holds."""
+        """Drop the units with these hashes that no request holds."""
 
     def reset(self) -> None:
-        """Forget all units but those of named prefixes; the pages were reset before."""
+        """Drop all units but those of named prefixes; the pages were reset before."""
 
     def check(self, running: Sequence[LiveRequest], holders: Sequence[LiveRequest]) -> None:
-        """Audit. Raises AssertionError.
+        """Audit the invariants. Raises AssertionError.
 
-        holders: requests whose pages are not released, the running ones included
+        holders: requests whose pages are not released, including the running ones
         """
 
 
@@ -263,7 +264,7 @@ def num_usable(
     num_pages: int,
     has: Callable[[EndKind], Has] | None = None,
 ) -> int:
-    """Number of the first `num_pages` cached pages after which every end can go on."""
+    """Return how many of the first `num_pages` cached pages every kind can continue after."""
     before = -1
     while num_pages != before:
         before = num_pages

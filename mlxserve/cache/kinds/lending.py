@@ -1,6 +1,6 @@
-"""Lending: what a kind's pages are worth, for memory that several kinds share.
+"""Lending: the pages of one kind, and their value, where several kinds share memory.
 
-Pages are counted; whoever compares kinds knows the bytes of a page of each.
+Counts pages; the caller that compares kinds (`Balance`) knows the bytes of a page of each.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from math import inf
 from mlxserve.cache.pages import PagePool
 from mlxserve.request import LiveRequest, PageTable, as_page_table
 
-_FEWEST = 2  # full pages, so that a request with one can go on
-_HOT = 2.0  # times as likely to be asked for again: pages that were hit often
+_FEWEST = 2  # full pages, so that a request that has one can continue
+_HOT = 2.0  # how much more likely pages that were hit often are hit again
 
 
 class Lending(ABC):
-    """Of the pages of one kind.
+    """The pages of one kind, which can give memory to other kinds and take it from them.
 
-    num_at_start: pages that it has at first, where it does not get what others leave
-    num_fewest: pages that it never gives
+    num_at_start: initial pages of a kind that does not get the rest of the memory
+    num_fewest: pages that the kind keeps in any case
     weight: bytes of a page, relative to those of a full page
     """
 
@@ -32,69 +32,75 @@ class Lending(ABC):
 
     @property
     def num_spare(self) -> int:
-        """Pages that can be taken without losing anything."""
+        """Number of pages that are blank or useless."""
         return self.pool.blank.count + len(self.pool.order.lost)
 
     @abstractmethod
     def next_cost(self) -> float:
-        """Tokens that would be computed again without what is evicted next, for how long ago it was used and for
-        each full page that has as many bytes."""
+        """Return the cost of the next eviction.
 
-    def settle(self) -> None:  # noqa: B027 (a kind without others has nothing to do)
-        """Evict what is of no use since other kinds have given something up first."""
+        In tokens to compute again, per full page of the freed bytes and per request ended since the last use.
+        """
+
+    def settle(self) -> None:  # noqa: B027 (no other kind limits the use of most kinds)
+        """Mark pages as useless that no sequence can continue from since other kinds dropped theirs."""
 
     def pop_lost(self) -> list[bytes]:
-        """Places that were given up since the last call, up to which full pages are of no use."""
+        """Return the hashes of the ends that were dropped since the last call."""
         return []
 
     def has_end(self, hash_: bytes) -> bool:  # noqa: ARG002
-        """Whether a sequence can go on after the page of this hash, though not after those around it."""
+        """Return True if the page with this hash is an end: a sequence can continue after it."""
         return False
 
     def cheapest_leaf(self, is_free: Callable[[bytes], bool]) -> tuple[float, bytes] | None:  # noqa: ARG002
-        """(cost, hash of a full page) of the place to give up first of those up to which full pages are of use,
-        and that no later place is known after; None if there is none.
+        """Return (cost, hash) of the cheapest end that is in no later end's window; None if there is none.
 
-        is_free: whether the full page of a hash can be evicted
+        is_free: tells if the full page with a hash can be evicted
         """
         return None
 
     def give_up(self, end: bytes) -> None:
-        """Give up a place."""
+        """Drop an end, by its hash."""
         raise KeyError(end)
 
     def next_lost(self) -> list[tuple[bytes, int]]:
-        """(hash, page) of the pages of places that are given up next, if that is soon."""
+        """Return (hash, page) of the pages of the ends that will be dropped soon."""
         return []
 
     @abstractmethod
     def make_room(self, count: int) -> None:
-        """Have so many pages blank or evicted next, the ones first that cost least."""
+        """Make `count` pages blank or useless, in the order of their cost."""
 
     @abstractmethod
     def table(self, request: LiveRequest) -> PageTable:
-        """Pages that the request holds."""
+        """Return the pages that the request holds."""
 
     @abstractmethod
     def named(self, request: LiveRequest) -> PageTable:
-        """Pages that the request's table names, whether it holds them or not."""
+        """Return the page ids in the request's table, whether it holds these pages or not."""
 
     @abstractmethod
     def rename(self, request: LiveRequest, targets: Mapping[int, int]) -> None:
-        """Pages that the request holds have other ids, and its table names no others."""
+        """Replace the page ids in the request's table by their `targets`."""
 
     @abstractmethod
     def num_left(self, request: LiveRequest) -> int:
-        """Pages that a running prompt still takes before it gives any back."""
+        """Return the number of pages that a running prompt will allocate before it releases any."""
 
     @abstractmethod
     def num_first(self, request: LiveRequest, cached: Sequence[int]) -> int:
-        """Free pages that a waiting request takes if it begins after these full pages, those it finds included."""
+        """Return the free pages that a waiting request takes if it begins after these full pages.
+
+        Cached pages that are free count as well.
+        """
 
 
 class FullLending(Lending):
-    """Pages that are evicted one after the other, least recently used first; where other kinds limit of what use
-    they are, with the places after which those can go on."""
+    """The full pages, which are evicted one by one, least recently used first.
+
+    Where other kinds limit how much of a prefix is usable, whole conversations are dropped with their ends.
+    """
 
     def __init__(self, pool: PagePool, name: str, others: Sequence[Lending] = ()) -> None:
         self.pool = pool
@@ -132,13 +138,13 @@ class FullLending(Lending):
         return page in self.pool.order.normal or page in self.pool.order.hot
 
     def settle(self) -> None:
-        """Evict the pages first that are of no use since places were given up."""
+        """Mark the pages as useless that led to dropped ends."""
         for other in self._others:
             for end in other.pop_lost():
                 self._lose_around(end)
 
     def _lose_around(self, end: bytes) -> None:
-        """The pages that follow a place which is gone, and those that lead to it alone."""
+        """Mark pages around a dropped end as useless: those after it, and those that lead only to it."""
         index = self.pool.index
         following = index.with_following([end])
         if any(map(self._has_end, following)):

@@ -1,6 +1,6 @@
 """Snapshots: recurrent states that other prompts can continue from, by the hash of the page before them.
 
-Here are only ids: whoever has the arrays keeps and drops what it is told.
+Knows ids only: the runner owns the arrays, and keeps and drops them by these ids.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ class Worth(IntEnum):
 
 
 class Snapshots:
-    """Those that can be found, least recently used first."""
+    """The findable snapshots, least recently used first."""
 
     def __init__(self, pool: PagePool, stats: StateStats) -> None:
-        """pool: full pages, whose hashes name the snapshots"""
+        """Take the pool of full pages, whose hashes identify the snapshots."""
         self._pool = pool
         self._stats = stats
         stats.num_snapshots = 0
@@ -42,7 +42,7 @@ class Snapshots:
         return self._ids.values()
 
     def use(self, hash_: bytes) -> int:
-        """The snapshot that a request begins with: only this one counts as used, not those before it."""
+        """Return the id of the snapshot that a request restores, and mark it as the last used one."""
         self._ids.move_to_end(hash_)
         self._stats.num_restored += 1
         return self._ids[hash_]

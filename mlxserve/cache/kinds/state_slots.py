@@ -13,8 +13,7 @@ taken where another prompt will probably continue:
     the end of a named prefix
 
 Each running request also owns its newest page boundary, which can be found once it has given up its
-pages. Here are only ids, by the hash of the page: whoever has the arrays keeps and drops what it is
-told. One slot is one state in memory; each running request takes two, for its own state and for its
+pages. Knows ids only, by the hash of the page: the runner owns the arrays. One slot is one state in memory; each running request takes two, for its own state and for its
 newest boundary.
 """
 
@@ -33,16 +32,16 @@ from mlxserve.request import STATE_SLOTS, CacheMiss, Chunk, LiveRequest, StatePl
 
 @dataclass(slots=True)
 class _Running:
-    """Of a running request."""
+    """The states of a running request."""
 
-    is_cached: bool  # it finds snapshots, and leaves its own
+    is_cached: bool  # it restores snapshots, and takes some for others
     restore: int | None = None  # the snapshot that its next chunk begins with
     wanted: set[int] = field(default_factory=set)  # positions where others will continue
     boundary: tuple[int, int] | None = None  # (position, id) of its own newest snapshot
 
 
 class StateSlots(EndKind):
-    """Decides, and changes nothing but itself. `num_slots` states fit into memory."""
+    """Plans which states are kept and restored; `num_slots` of them fit into memory."""
 
     name = "states"
     missing = CacheMiss.NO_SNAPSHOT
@@ -50,7 +49,7 @@ class StateSlots(EndKind):
     names_units = True
 
     def __init__(self, num_slots: int, pool: PagePool, stats: StateStats | None = None) -> None:
-        """pool: full pages, whose hashes name the snapshots"""
+        """Take the pool of full pages, whose hashes identify the snapshots."""
         self.stats = stats or StateStats()
         self._pool = pool
         self.stats.num_slots = num_slots
@@ -62,7 +61,7 @@ class StateSlots(EndKind):
     def renewed(self, pool: PagePool) -> StateSlots:
         return StateSlots(self.stats.num_slots, pool, self.stats)
 
-    # ---- what is found, and what a waiting request needs
+    # ---- prefix hits
 
     def has(self, hash_: bytes) -> bool:
         return self._snapshots.has(hash_)
@@ -71,13 +70,13 @@ class StateSlots(EndKind):
         return self._snapshots.id_of(hash_)
 
     def num_usable(self, hashes: Sequence[bytes], num_pages: int, has: Has | None = None) -> int:
-        """Number of the first `num_pages` pages, which are cached, that end with a known state."""
+        """Return how many of the first `num_pages` cached pages end with a known state."""
         has = has or self._snapshots.has
         while num_pages and not has(hashes[num_pages - 1]):
             num_pages -= 1
         return num_pages
 
-    # ---- requests begin and end
+    # ---- lifecycle of a request
 
     def begin(self, request: LiveRequest, start: Start) -> None:
         page_size = self._pool.page_size
@@ -99,12 +98,12 @@ class StateSlots(EndKind):
         self._running[request].restore = self._snapshots.use(request.page_hashes[num_pages - 1])
 
     def expect(self, request: LiveRequest, num_pages: int) -> None:
-        """No-op unless it runs."""
+        """Plan a snapshot after the first `num_pages` pages; no-op if the request does not run."""
         if request in self._running:
             self._running[request].wanted.add(num_pages * self._pool.page_size)
 
     def stop(self, request: LiveRequest) -> None:
-        """Its newest boundary can be found from now on."""
+        """Publish the request's newest boundary."""
         running = self._running.pop(request, None)
         if running is not None and running.boundary is not None:
             self._publish(request, *running.boundary)
@@ -112,17 +111,17 @@ class StateSlots(EndKind):
     # ---- the disk
 
     def used_by(self, request: LiveRequest) -> Uses:
-        """The deepest first, but after all pages, which they need."""
+        """Return the latest snapshot first, but after all pages, which they need."""
         hashes = request.page_hashes[: len(request.page_table)]
         return Uses(hashes[::-1], num_before=max(0, len(hashes) - 1))
 
     def load(self, request: LiveRequest, end: int) -> Units:
-        """The state after the last page, under an id of its own."""
+        """Return the state after the last page, under a new id."""
         self._next_id += 1
         return ((request.page_hashes[end - 1], self._next_id),)
 
     def loaded(self, request: LiveRequest, units: Units, parent: Callable[[int], bytes]) -> None:  # noqa: ARG002
-        """The request begins with this state."""
+        """Start the request with the state that was read."""
         [(_, id_)] = units
         running = self._running[request]
         running.boundary, running.restore = (request.num_computed, id_), id_
@@ -140,7 +139,7 @@ class StateSlots(EndKind):
         ]
 
     def _plan(self, request: LiveRequest, start: int, end: int) -> StatePlan:
-        """What a chunk does with the state; `end` is the position after its last token."""
+        """Return what a chunk does with the state; `end` is the position after its last token."""
         running = self._running[request]
         restore, running.restore = running.restore, None
         if not running.is_cached:
@@ -151,7 +150,7 @@ class StateSlots(EndKind):
         return StatePlan(restore, tuple(keeps))
 
     def _public(self, request: LiveRequest, start: int, end: int) -> list[tuple[int, int]]:
-        """Snapshots for others in a chunk of the prompt, as far as there are slots."""
+        """Return (position, id) of the snapshots to take for other prompts, while there are slots."""
         if start >= request.prefill_end:
             return []
         page_size = self._pool.page_size
@@ -166,7 +165,7 @@ class StateSlots(EndKind):
         ]
 
     def _has_room(self) -> bool:
-        """For one more snapshot, after evicting one that is not pinned."""
+        """Return True if there is a slot for one more snapshot, evicting one if needed."""
         while self._num_used >= self.stats.num_slots:
             if not self._snapshots.evict(Worth.KEPT):
                 return False
@@ -178,7 +177,7 @@ class StateSlots(EndKind):
         return self._next_id
 
     def commit(self, chunk: Chunk) -> None:
-        """What it kept can be found, or belongs to its request."""
+        """Publish the snapshots that the chunk took for others, and keep its own boundary."""
         if chunk.state is None:
             return
         for position, id_ in chunk.state.keeps:
@@ -210,7 +209,7 @@ class StateSlots(EndKind):
         while self._num_used > self.stats.num_slots and self._snapshots.evict(Worth.PINNED):
             pass
 
-    # ---- what stays
+    # ---- the whole
 
     def forget(self, hashes: Iterable[bytes]) -> None:  # noqa: ARG002
         self._snapshots.drop_lost()

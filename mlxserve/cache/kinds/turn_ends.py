@@ -8,8 +8,10 @@ TURN_END = 16  # tokens: "<|im_start|>assistant\\n<think>\\n" and the like
 
 
 def ends_of(request: LiveRequest, page_size: int) -> set[int]:
-    """Return numbers of pages of its prompt: before the last token, where the same prompt goes on, and at
-    least `TURN_END` tokens before its end, where the next turn of a conversation goes on: templates end
-    a prompt with a marker that the next turn leaves out."""
+    """Return the two numbers of pages after which other prompts will probably continue.
+
+    The same prompt again continues before its last token. The next turn of a conversation continues at
+    least `TURN_END` tokens before the end: templates end a prompt with a marker that the next turn omits.
+    """
     end = request.prefill_end
     return {max(0, end - 1) // page_size, max(0, end - TURN_END) // page_size}
