@@ -2,12 +2,12 @@
 
 Classes of cached pages, in the order of eviction, least recently used first within each:
 
-    lost    of no use as things are: evicted first of all
+    lost    useless for now: evicted before all others
     normal
     hot     hit twice or more; at most half of the pool, so that new pages are not starved
     kept    protected until a given time, as for a conversation that will probably continue
 
-A page is hit and kept only with the pages before it, so a prefix is never evicted before its end.
+A page is hit and kept only with the pages before it, so a prefix is evicted from its end.
 """
 
 from __future__ import annotations
@@ -23,45 +23,45 @@ _MAX_REMEMBERED = 256  # evicted page ids, for callers that cache what they matc
 
 
 class EvictionOrder:
-    """Cached pages that nobody holds, among ids 0 .. `num_pages`-1."""
+    """Cached pages without a holder, among ids 0 .. `num_pages`-1."""
 
     def __init__(self, num_pages: int, hot_after: int = HOT_AFTER) -> None:
-        """`hot_after`: number of hits after which a page is hot."""
+        """Begin empty; pages become hot after `hot_after` hits."""
         assert hot_after > 0
         self.hot_after = hot_after
-        # Pages with the time at which they were filed, as `clock` counts it.
+        # From a page to the time at which it was filed, as `clock` counts it.
         self.lost: OrderedDict[int, int] = OrderedDict()
         self.normal: OrderedDict[int, int] = OrderedDict()
         self.hot: OrderedDict[int, int] = OrderedDict()
         self.kept: OrderedDict[int, int] = OrderedDict()
         self.classes = (self.lost, self.normal, self.hot, self.kept)
-        self.clock = 0  # counts the requests that have ended, for how long ago a page was used
+        self.clock = 0  # requests that have ended: the unit in which the age of pages is counted
         self._max_hot = num_pages // 2
         self._hits = [0] * num_pages  # of hashed pages; `_demote` lowers them
         self._kept_until: dict[int, float] = {}
-        # (time, number, page), the earliest first; entries of pages that are kept longer or no more are stale.
+        # Heap of (time, number, page). Entries are stale if the page is kept longer, or no longer kept.
         self._expiries: list[tuple[float, int, int]] = []
-        self._num_expiries = 0  # so far
+        self._num_expiries = 0  # in total, to order those of the same time
 
     @property
     def num_kept(self) -> int:
-        """Free pages that are protected for some time."""
+        """Number of free pages that are protected for some time."""
         return len(self.kept)
 
     def is_kept_free(self, page: int) -> bool:
-        """Whether it is one of `num_kept`."""
+        """Return True for one of the `num_kept` pages."""
         return page in self.kept
 
     def is_kept(self, page: int | None) -> bool:
-        """Whether it is protected for some time (`keep_until`), free or not."""
+        """Return True for a page protected by `keep_until`, free or not."""
         return page in self._kept_until
 
     def __iter__(self) -> Iterator[int]:
-        """The pages, next to be evicted first."""
+        """Yield the pages in the order of eviction."""
         return chain.from_iterable(self.classes)
 
     def first(self, count: int | None = None) -> list[int]:
-        """The pages that are evicted next, up to `count`."""
+        """Return up to `count` pages in the order of eviction."""
         return list(islice(self, count))
 
     # ---- pages come and go
@@ -88,26 +88,25 @@ class EvictionOrder:
         self.normal[page] = clock
 
     def lose_unused(self, pages: Sequence[int]) -> None:
-        """As `lose`, of the normal pages that were never hit."""
+        """Mark those of these pages as useless that are normal and were never hit."""
         self.lose([page for page in pages if page in self.normal and not self._hits[page]])
 
     def lose(self, pages: Sequence[int]) -> None:
-        """Evict those of these pages that are here and not kept before all others but lost ones, the first one
-        first."""
+        """Mark pages as useless, unless they are kept: they are evicted next, in this order."""
         for page in pages:
             for others in (self.normal, self.hot):
                 if page in others:
                     self.lost[page] = others.pop(page)
 
     def regain(self, pages: Iterable[int]) -> None:
-        """Those of these pages that are lost are of use again."""
+        """File those of these pages anew that were marked as useless."""
         for page in pages:
             if page in self.lost:
                 del self.lost[page]
                 self.file([page])
 
     def unfile(self, page: int) -> bool:
-        """Remove a page, if it is here; whether it was."""
+        """Remove a page, and return True if it was filed."""
         for pages in self.classes:
             if page in pages:
                 del pages[page]
@@ -115,7 +114,7 @@ class EvictionOrder:
         return False
 
     def use(self, pages: Iterable[int], idle: Iterable[int]) -> None:
-        """Count a hit of each page; the `idle` ones among them are here, and go."""
+        """Count a hit of each page, and remove the `idle` ones, which are filed."""
         # Prefixes have thousands of pages: a call for each of them would triple the time.
         hits, classes = self._hits, self.classes[1:]
         for page in idle:
@@ -129,19 +128,19 @@ class EvictionOrder:
             hits[page] += 1
 
     def pop(self) -> int:
-        """Remove the page to evict next; there must be one."""
+        """Remove and return the page to evict next; there must be one."""
         page, _ = next(pages for pages in self.classes if pages).popitem(last=False)
         return page
 
     def forget(self, page: int) -> None:
-        """The page, which is not here, has no content any more."""
+        """Forget the hits and the protection of a page whose content is gone."""
         self._kept_until.pop(page, None)
         self._hits[page] = 0
 
     # ---- protection
 
     def keep_until(self, pages: Sequence[int], until: float) -> None:
-        """Evict these pages after all others until then. `pages`: a prefix from its first page."""
+        """Protect the pages of a prefix, from its first page on, until a time in seconds."""
         for page in reversed(pages):
             before = self._kept_until.get(page)
             if before is None or before < until:
@@ -156,7 +155,7 @@ class EvictionOrder:
             heappush(self._expiries, (until, self._num_expiries, page))
 
     def expire(self, now: float) -> None:
-        """End the protection of pages that were kept until `now` or earlier."""
+        """End the protections that have expired at `now`, in seconds."""
         if not self._expiries or self._expiries[0][0] > now:
             return
         expired = []
@@ -167,10 +166,7 @@ class EvictionOrder:
         self.stop_keeping(expired)
 
     def stop_keeping(self, pages: Iterable[int]) -> None:
-        """End the protection of those of these pages that have one, the first one first.
-
-        In the order in which it began: the page after another one before that.
-        """
+        """End the protection of these pages, and file those that are free, in this order."""
         for page in pages:
             if self._kept_until.pop(page, None) is not None and page in self.kept:
                 del self.kept[page]
@@ -179,7 +175,7 @@ class EvictionOrder:
     # ---- the whole
 
     def move(self, targets: Mapping[int, int]) -> None:
-        """These pages have other ids from now on."""
+        """Change the ids of pages from the keys to the values of `targets`."""
         for pages in self.classes:
             if not targets.keys().isdisjoint(pages):
                 moved = {targets.get(page, page): clock for page, clock in pages.items()}
@@ -192,7 +188,7 @@ class EvictionOrder:
                 self._expire_at(until, target)
 
     def grow(self, num_pages: int) -> None:
-        """Have ids 0 .. `num_pages`-1 from now on, no fewer than before."""
+        """Extend the ids to 0 .. `num_pages`-1."""
         self._hits += [0] * (num_pages - len(self._hits))
         self._max_hot = num_pages // 2
 
@@ -217,12 +213,12 @@ class EvictionOrder:
 
 
 class EvictionLog:
-    """Remembers the pages evicted last: ids for callers that cache matches, hashes for reports."""
+    """The pages evicted last: ids for callers that cache matches, hashes for reports."""
 
     def __init__(self, num_hashes: int, count: int = 0) -> None:
-        """num_hashes: remembered at most"""
+        """Begin empty; remember at most `num_hashes` hashes."""
         self.num_hashes = num_hashes
-        self.count = count  # in total, those that were moved included
+        self.count = count  # in total, including moved pages
         self.num_moved = 0
         self._pages: deque[int] = deque(maxlen=_MAX_REMEMBERED)
         self._hashes: OrderedDict[bytes, None] = OrderedDict()
@@ -235,26 +231,26 @@ class EvictionLog:
         self.count += 1
 
     def add_moved(self, page: int) -> None:
-        """What the page held is in another one: who remembers the page looks again."""
+        """Log a page whose content has moved to another: cached matches with it are stale."""
         self._pages.append(page)
         self.count += 1
         self.num_moved += 1
 
     def discard(self, hash_: bytes) -> None:
-        """The content is there again."""
+        """Forget a hash whose content is cached again."""
         self._hashes.pop(hash_, None)
 
     def has(self, hash_: bytes) -> bool:
-        """Whether this is among the hashes evicted last."""
+        """Return True for one of the hashes evicted last."""
         return hash_ in self._hashes
 
     def since(self, count: int) -> list[int] | None:
-        """Pages evicted since `count` had this value; None if not all are remembered."""
+        """Return the pages evicted since `count` had this value; None if not all are remembered."""
         num_evicted = self.count - count
         if num_evicted > len(self._pages):
             return None
         return list(islice(reversed(self._pages), num_evicted))
 
     def is_disjoint(self, hashes: Collection[bytes]) -> bool:
-        """Whether none of these hashes is remembered, as it must be for cached ones."""
+        """Return True if none of these hashes is remembered, as must hold for cached ones."""
         return self._hashes.keys().isdisjoint(hashes)

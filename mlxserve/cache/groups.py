@@ -2,7 +2,7 @@
 
     everything   a page for each `page_size` tokens of a sequence, as long as it runs
     a window     the last positions only: in a pool of its own, with a page table of its own. A page that no
-                 later row can see is given back
+                 later row can see is released
 
 All layers with a window are one group, of the widest of them. A page table of that group has an entry for
 every page of its sequence; those before the window name any page, and are never read.
@@ -20,9 +20,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# Of the memory that the longest context leaves after its own window, the part that is for other windows:
-# running requests', and those that prompts are continued from.
-_SPARE = 16  # one in
+# One part in 16 of the memory that the longest context leaves after its own window is for other windows: those of
+# running requests, and those that prompts are continued from.
+_SPARE = 16
 # Windows for which a long context becomes shorter, by half at most. With one, a short prompt waits for the end of
 # another client's answer, and two conversations that take turns are computed anew each time.
 MIN_WINDOWS = 4
@@ -31,53 +31,58 @@ _MAX_PAGES = 1 << 24
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """`size`: positions that a row sees, its own included. `page_size`: tokens of a page."""
+    """A window of `size` positions that a row sees, including its own, in pages of `page_size` tokens."""
 
     size: int
     page_size: int
 
     def first_seen(self, position: int) -> int:
-        """The first page that the row at `position` sees: the pages before it are not needed for it,
-        nor for any later row."""
+        """Return the first page that the row at `position` and later rows see."""
         return max(0, position - self.size + 1) // self.page_size
 
     def first_before(self, num_pages: int) -> int:
-        """The first page that a sequence needs to go on after its first `num_pages` pages."""
+        """Return the first page that a sequence needs to continue after its first `num_pages` pages."""
         return min(num_pages, self.first_seen(num_pages * self.page_size))
 
     @property
     def num_seen(self) -> int:
-        """Most pages that a sequence needs to go on at the end of a page."""
+        """Maximum number of pages that a sequence needs to continue at the end of a page."""
         return -(-(self.size - 1) // self.page_size)
 
     @property
     def num_held(self) -> int:
-        """Pages with which a request goes on, however long: those it needs, one that it writes, and
-        the next one, which it may get before the first is given back."""
+        """Number of pages that suffice for a request of any length.
+
+        They are the pages it sees, one that it writes, and the next one, which it may get before the
+        first is released.
+        """
         return self.num_seen + 2
 
     def num_windows(self, num_pages: int) -> float:
-        """Requests longer than the window that go on beside each other with so many pages."""
+        """Return how many requests longer than the window can run together in `num_pages` pages."""
         return num_pages / self.num_held
 
 
 def window_of(windows: Sequence[int | None]) -> int | None:
-    """The window of the layers that are a group of their own; None if there is only one group.
+    """Return the widest window of the layers; None if all layers have one, or none has.
 
-    windows: of every layer; None for one that sees everything
+    windows: that of every layer, None for a layer that sees everything
     """
-    found = [window for window in windows if window is not None]
-    return max(found) if 0 < len(found) < len(windows) else None
+    sizes = [window for window in windows if window is not None]
+    return max(sizes) if 0 < len(sizes) < len(windows) else None
 
 
 def wanted(window: Window, num_seqs: int, step_tokens: int) -> int:
-    """Pages with which `num_seqs` requests run beside each other, while as many prompts can be continued
-    from their last windows, and two steps of `step_tokens` tokens compute prompts."""
+    """Return the number of window pages beyond which more are no use.
+
+    With these, `num_seqs` requests run together, as many prompts can be continued from their last windows,
+    and two steps of `step_tokens` tokens compute prompts.
+    """
     return 2 * num_seqs * window.num_held + 2 * -(-step_tokens // window.page_size)
 
 
 def _others(window: Window, window_page_bytes: int, num_seqs: int) -> int:
-    """Bytes of the windows that make a context shorter, beside its own."""
+    """Return the bytes of the windows, beside its own, for which a long context becomes shorter."""
     return (min(MIN_WINDOWS, num_seqs) - 1) * window.num_held * window_page_bytes
 
 
@@ -86,7 +91,7 @@ def _bytes_of(num_tokens: int, window: Window, page_bytes: int) -> int:
 
 
 def num_in(nbytes: int, page_bytes: int) -> int:
-    """Pages in so many bytes; more than any other rank has where a page takes none here."""
+    """Return how many pages fit into `nbytes`; unbounded if a page needs no memory on this rank."""
     return nbytes // page_bytes if page_bytes else _MAX_PAGES
 
 
@@ -101,11 +106,12 @@ def split(
     step_tokens: int,
     is_promised: bool = False,
 ) -> tuple[int, int]:
-    """(pages, window pages) for `nbytes`: what one request of `longest` tokens needs comes first, with a
-    part of it for other windows; of what is left the windows get half, up to what they can use.
+    """Divide `nbytes` into (pages, window pages).
 
-    `MIN_WINDOWS`, or one for each request where fewer run, come before the second half of that context, unless
-    it `is_promised`. Either number may be too small to serve anything.
+    One request of `longest` tokens comes first, with a part of its memory for other windows; the windows get
+    half of the rest, up to the pages that they can use. `MIN_WINDOWS`, or one for each request if fewer run,
+    come before the second half of that context, unless it `is_promised`. Either number may be too small to
+    serve anything.
     """
     least = window.num_held
     left = nbytes - least * window_page_bytes

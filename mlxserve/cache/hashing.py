@@ -17,7 +17,7 @@ HASH_SIZE = 16  # bytes; of 10**14 caches of 2**40 pages, about one has a collis
 
 
 def token_bytes(token_ids: Sequence[int]) -> bytes:
-    """The tokens as little-endian int32 on every machine."""
+    """Return the tokens as little-endian int32 on every machine."""
     tokens = token_ids if isinstance(token_ids, array) else array("i", token_ids)
     if sys.byteorder == "big":
         tokens = tokens[:]
@@ -28,10 +28,10 @@ def token_bytes(token_ids: Sequence[int]) -> bytes:
 def page_hash(
     parent: bytes, token_ids: Sequence[int], salt: bytes = b"", keys: bytes = b""
 ) -> bytes:
-    """The hash of a page.
+    """Return the hash of a page.
 
-    parent: empty for a first page; only then `salt` is used
-    keys: of what ids alone do not tell apart, such as images
+    parent: hash of the page before it; empty for a first page, which uses `salt` instead
+    keys: what ids alone do not identify, such as the content of images
     """
     hashed = (parent or root(salt)) + token_bytes(token_ids) + keys
     return blake2b(hashed, digest_size=HASH_SIZE).digest()
@@ -46,7 +46,7 @@ def extend_hashes(
 ) -> None:
     """Append the hashes of those full pages of `token_ids` that have none yet.
 
-    marks: (first position, the one after the last, key), for pages that have ids below zero between them
+    marks: (first position, position after the last, key) of images, whose token ids are negative
     """
     parent = hashes[-1] if hashes else b""
     for start in range(len(hashes) * page_size, len(token_ids) - page_size + 1, page_size):
@@ -59,7 +59,7 @@ def extend_hashes(
 
 
 def root(salt: bytes) -> bytes:
-    """The parent hash of a first page."""
+    """Return the parent hash of a first page."""
     # Hashed to a fixed size with its own personalisation: with a raw salt that equals a page's hash,
     # a first page would have the hash of that page's successor.
     return blake2b(salt, digest_size=HASH_SIZE, person=b"mlxserve salt").digest()

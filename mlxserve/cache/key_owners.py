@@ -1,4 +1,4 @@
-"""Whose keys an attention is given: a layer may attend over what another one has written.
+"""Owners of keys: a layer may attend over the keys that another one has written.
 
 Some models hand a layer's keys to later layers, together with their own cache or with none. So
 every write to the pool remembers which cache returned these keys, for the forward being built.
@@ -38,19 +38,19 @@ _forward = _Forward()
 
 
 def remember(keys: mx.array, owner: Owner) -> None:
-    """These keys, as the model was given them, are what `owner` has written."""
+    """Record that `owner` has written these keys, in the array that the model got."""
     _forward.owners[id(keys)] = owner, keys
 
 
 def owner_of(keys: mx.array) -> Owner | None:
-    """None for keys that no layer wrote in this forward: a dense one, or the model changed them."""
-    found = _forward.owners.get(id(keys))
-    return found[0] if found is not None else None
+    """Return the cache that wrote these keys; None for keys of a dense layer, or changed by the model."""
+    entry = _forward.owners.get(id(keys))
+    return entry[0] if entry is not None else None
 
 
 @contextmanager
 def one_forward() -> Iterator[None]:
-    """Forget the owners at its end: they hold caches, and through them a step's arrays."""
+    """Forget the owners at the end of a forward: they hold caches, and through them a step's arrays."""
     try:
         yield
     finally:

@@ -33,7 +33,7 @@ class LayerSpec:
     kv_heads: int
     key_dim: int
     value_dim: int
-    dtype: mx.Dtype  # that the layer computes in
+    dtype: mx.Dtype  # of the layer's computation
     window: int | None = None  # positions a row sees, including its own; None for all
     # Latent attention: keys are the latent vectors, which are the values as well, and values are
     # the rotated part that all heads' keys have in common.
@@ -46,7 +46,7 @@ class LayerSpec:
 
     @property
     def row_widths(self) -> tuple[int, int]:
-        """Elements of a slot's row of one head in the pools of keys and of values."""
+        """Numbers of elements of a slot's row of one head in the pools of keys and of values."""
         key, value = (
             quantised.row_width(dim, self.pool_dtype) for dim in (self.key_dim, self.value_dim)
         )
@@ -56,14 +56,14 @@ class LayerSpec:
         return self.kv_heads * sum(self.row_widths) * self.pool_dtype.size
 
 
-Backends: TypeAlias = Backend | Sequence[Backend]  # of every layer, or of each
+Backends: TypeAlias = Backend | Sequence[Backend]  # one for all layers, or one for each
 
-# What mlx, numpy and the operating system raise where there is no memory.
+# Errors that mlx, numpy and the operating system raise if there is no memory.
 _REFUSALS = (RuntimeError, MemoryError, OSError)
 
 
 def refused_memory(num_pages: int, nbytes: int, error: BaseException) -> OutOfMemory:
-    """The error for `num_pages` pages of `nbytes` that the system refused."""
+    """Return the error for `num_pages` pages of `nbytes` bytes in all that the system refused."""
     log.debug("memory for the cache was refused", exc_info=error)
     return OutOfMemory(
         f"{num_pages} pages of the KV cache need {nbytes / (1 << 30):.2f} GiB, and the system refused "
@@ -73,7 +73,7 @@ def refused_memory(num_pages: int, nbytes: int, error: BaseException) -> OutOfMe
 
 
 class KVPool:
-    """One pair of arrays per layer, `num_backed * page_size` token slots each.
+    """A pair of arrays for each layer, of `num_backed * page_size` token slots each.
 
     `num_backed` grows with need up to `num_pages`: on Metal an array is resident from the start,
     while on Linux a page of zeros takes memory when it is written (a pool of 1 GiB took 2 MB).
@@ -87,7 +87,10 @@ class KVPool:
         backends: Backends,
         num_backed: int | None = None,
     ) -> None:
-        """`num_backed`: None for all. Raises OutOfMemory if the system refuses the memory."""
+        """Allocate the first `num_backed` pages, or all.
+
+        Raises OutOfMemory if the system refuses the memory.
+        """
         self.specs = tuple(layers)
         self.num_pages = num_pages
         self.num_backed = num_backed or num_pages
@@ -124,7 +127,7 @@ class KVPool:
 
     @property
     def dtype(self) -> str:
-        """What rows are stored in, in words: `q8` for quantised ones; of several, joined by commas."""
+        """Name of the type in which rows are stored, `q8` if quantised; several are joined by commas."""
         dtypes = {spec.pool_dtype for spec in self.specs}
         names = {"q8" if one == quantised.DTYPE else str(one).rpartition(".")[2] for one in dtypes}
         return ", ".join(sorted(names))
@@ -134,12 +137,12 @@ class KVPool:
         return sum(array.nbytes for array in (*self._keys, *self._values))
 
     def nbytes_of(self, num_pages: int) -> int:
-        """The size of `num_pages` pages."""
+        """Return the size of `num_pages` pages in bytes."""
         per_token = sum(spec.bytes_per_token() for spec in self.specs)
         return num_pages * self.page_size * per_token
 
     def check(self) -> None:
-        """Audit: every array has all backed pages, or more ahead of need. Raises AssertionError."""
+        """Audit that every array has all backed pages, or more. Raises AssertionError."""
         assert self.num_backed <= self.num_pages, "more pages have memory than there are"
         for keys, values, spec in zip(self._keys, self._values, self.specs, strict=True):
             for array, width in zip((keys, values), spec.row_widths, strict=True):
@@ -147,19 +150,20 @@ class KVPool:
                 assert array.size >= wanted, "an array of the cache has fewer pages than it should"
 
     def over(self, arrays: Sequence[mx.array], backend: Backend) -> KVPool:
-        """The same layers over other arrays, in the order of `arrays`, for one step."""
+        """Return a pool of the same layers over other arrays, in the order of `arrays()`, for one step."""
         other = copy(self)
         other.backends = (backend,) * len(self.specs)
-        other._keys = list(arrays[: len(self.specs)])
-        other._values = list(arrays[len(self.specs) :])
+        # Another object of this class.
+        other._keys = list(arrays[: len(self.specs)])  # noqa: SLF001
+        other._values = list(arrays[len(self.specs) :])  # noqa: SLF001
         return other
 
     def arrays(self) -> list[mx.array]:
-        """The arrays to evaluate so that everything written so far is in the pool."""
+        """Return the arrays to evaluate so that everything written so far is in the pool."""
         return [*self._keys, *self._values]
 
     def rows(self, layer: int, array: mx.array) -> mx.array:
-        """(T, heads, 1, head_dim), as models pass rows, as the layer's backend takes them."""
+        """Return a model's rows (T, heads, 1, head_dim) in the shape that the layer's backend takes."""
         return array if self.backends[layer].takes_model_rows else array.squeeze(2)
 
     def write(self, layer: int, keys: mx.array, values: mx.array, step: StepLayout) -> None:
@@ -179,7 +183,7 @@ class KVPool:
         norms: Norms,
         step: StepLayout,
     ) -> mx.array:
-        """Write what the rows' projections become, and return their queries, (T, heads, 1, head_dim)."""
+        """Normalise, rotate and write the rows' projections; return queries (T, heads, 1, head_dim)."""
         pools = self._keys[layer], self._values[layer]
         queries, (self._keys[layer], self._values[layer]) = self.backends[layer].rotate_and_write(
             projected, turns, heads, norms, pools, step.slots, step.plans
@@ -189,7 +193,7 @@ class KVPool:
         return queries
 
     def settle(self) -> None:
-        """Wait until all that was written and copied is in the arrays. Raises DeviceError."""
+        """Wait until every write and copy is in the arrays. Raises DeviceError."""
         for backend in dict.fromkeys(self.backends):
             sides = zip(self.backends, self._keys, self._values, strict=True)
             pools = (pool for other, *both in sides if other is backend for pool in both)
@@ -204,7 +208,7 @@ class KVPool:
             )
 
     def back(self, num_pages: int) -> None:
-        """Have memory for the first `num_pages` pages, between the launches of two steps.
+        """Allocate memory for the first `num_pages` pages, between the launches of two steps.
 
         Raises OutOfMemory as `resize` does.
         """
@@ -220,9 +224,9 @@ class KVPool:
         )
 
     def back_ahead(self, num_pages: int) -> bool:
-        """A part of `back(num_pages)`, which is to come: grow the arrays of one layer. False if nothing is left.
+        """Grow the arrays of one layer ahead of `back(num_pages)`. False if all are grown.
 
-        Growing all layers copies the whole pool, for which every answer would wait.
+        Growing all layers at once copies the whole pool, and every answer would wait for that.
         """
         assert num_pages <= self.num_pages, "these pages do not exist"
         if num_pages <= self.num_backed:
@@ -231,7 +235,7 @@ class KVPool:
             if min(self._pages_of(layer)) < num_pages:
                 try:
                     self._grow_layer(layer, num_pages)
-                except _REFUSALS as error:  # `back` will say so, if it comes to that
+                except _REFUSALS as error:  # `back` raises if the memory is needed
                     log.debug("memory for the cache was refused ahead of need", exc_info=error)
                     return False
                 return True
@@ -244,7 +248,7 @@ class KVPool:
         self.on_resized(self.nbytes)
 
     def _pages_of(self, layer: int) -> tuple[int, int]:
-        """For which the layer's arrays of keys and of values have memory."""
+        """Return the numbers of pages that the layer's arrays of keys and of values have memory for."""
         spec = self.specs[layer]
         keys, values = (
             array.size // (self.page_size * spec.kv_heads * width)
@@ -255,10 +259,10 @@ class KVPool:
         return keys, values
 
     def shrink(self, num_pages: int) -> None:
-        """Have memory for the first `num_pages` pages at most, which keep what they hold; the others can get
-        memory again (`back`).
+        """Free the memory beyond the first `num_pages` pages, between the launches of two steps.
 
-        Frees memory between the launches of two steps. Raises OutOfMemory as `back` does.
+        The first pages keep their content, and `back` can allocate the others again. Raises OutOfMemory as
+        `back` does.
         """
         self.num_backed = min(self.num_backed, num_pages)
         for layer in range(len(self.specs)):
@@ -270,10 +274,10 @@ class KVPool:
                 raise refused_memory(num_pages, self.nbytes_of(num_pages), error) from error
 
     def resize(self, num_pages: int) -> None:
-        """Have `num_pages` pages. A larger pool keeps what it has; a smaller one begins empty.
+        """Change the number of pages. A larger pool keeps its content; a smaller one begins empty.
 
-        Additional pages get memory only where all others have it. No step may be under way. Raises
-        OutOfMemory as `_resize_arrays` does, and where it is smaller, `check` fails from then on.
+        Additional pages get memory only if all others have it. No step may be under way. Raises OutOfMemory;
+        a larger pool is then unchanged, but `check` fails on one that was to be smaller.
         """
         if num_pages < self.num_pages:
             self.restart(num_pages)
@@ -306,7 +310,7 @@ class KVPool:
         return self.backends[layer].resize_pool(array, num_pages, self.page_size)
 
     def restart(self, num_pages: int) -> None:
-        """Replace all arrays by empty ones for `num_pages`. Raises OutOfMemory."""
+        """Replace all arrays by empty ones of `num_pages` pages. Raises OutOfMemory."""
         self._keys, self._values = [], []
         self.num_pages = num_pages
         self.num_backed = min(self._first_backed or num_pages, num_pages)
@@ -314,7 +318,7 @@ class KVPool:
         self._allocate()
 
     def read_units(self, pages: Sequence[int]) -> list[bytes]:
-        """The keys and values of all layers, for each page. No step may be under way."""
+        """Return the keys and values of all layers, for each page. No step may be under way."""
         if not self.specs:
             return [b""] * len(pages)
         slots = self._slots(pages)
@@ -326,7 +330,7 @@ class KVPool:
         return [row.tobytes() for row in np.concatenate(columns, axis=1)]
 
     def write_units(self, pages: Sequence[int], payloads: Sequence[bytes]) -> None:
-        """Write what `read_units` returned, from this pool or one with the same layers."""
+        """Write payloads that `read_units` returned, from this pool or one with the same layers."""
         if not self.specs:
             return
         slots, plans = self._slots(pages), Plans()
@@ -357,7 +361,7 @@ class KVPool:
         attention: Attention,
         sinks: mx.array | None,
     ) -> mx.array:
-        """Attention of the rows, as `rows` returns them, over their sequences' pages; same shape."""
+        """Attend with queries, as `rows` returns them, over their sequences' pages; same shape."""
         keys, values = self._keys[layer], self._values[layer]
         backend = self.backends[layer]
         decode, prefill = backend.paged_decode, backend.paged_prefill
@@ -383,8 +387,10 @@ class KVPool:
         *,
         scale: float,
     ) -> mx.array:
-        """Latent attention of the rows (T, heads, latent dim), whose rotated parts (T, heads,
-        rotated dim) are scaled already."""
+        """Attend with latent queries (T, heads, latent dim).
+
+        rotated: the rotated parts of the queries (T, heads, rotated dim), already scaled
+        """
         pools = self._keys[layer], self._values[layer]
         outputs = []
         for tables, rows in (
@@ -400,7 +406,7 @@ class KVPool:
         return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs)
 
     def gather(self, layer: int, step: StepLayout) -> tuple[mx.array, mx.array]:
-        """Keys and values of the only sequence of a step, each (1, kv_heads, positions, dim)."""
+        """Return keys and values of the only sequence of a step, each (1, kv_heads, positions, dim)."""
         assert step.chunks is not None, "the sequence is a chunk"
         pools, dtype = (self._keys[layer], self._values[layer]), self.specs[layer].dtype
         keys, values = self.backends[layer].gather_kv(*pools, step.chunks)

@@ -41,7 +41,7 @@ class LayerKV:
     def __init__(
         self, pool: KVPool, index: int, step: StepLayout, spec: LayerSpec | None = None
     ) -> None:
-        """`spec`: None for that of the pool's layer."""
+        """Take the pool's layer `index`; `spec` replaces that of the pool."""
         self._pool = pool
         self._index = index
         self._spec = spec or pool.specs[index]
@@ -51,7 +51,7 @@ class LayerKV:
 
     @classmethod
     def elsewhere(cls, pool: KVPool, window: int | None, step: StepLayout) -> LayerKV:
-        """Of a layer that another rank has: masks are made from it, and it is not written."""
+        """Return the cache of a layer on another rank, which only makes masks."""
         return cls(pool, -1, step, LayerSpec(0, 0, 0, mx.float32, window))
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
@@ -64,7 +64,7 @@ class LayerKV:
         return keys, values
 
     def turns(self, rope: Turning) -> mx.array:
-        """What `rope` makes of the rows' positions: once in a step, for all layers that it is the same of."""
+        """Return the rotation of the rows, computed once in a step for all layers with the same `rope`."""
         turns = self._step.turns.get(rope)
         if turns is None:
             turns = self._step.turns[rope] = rope.turns(self._step.positions)
@@ -73,21 +73,21 @@ class LayerKV:
     def rotate_and_write(
         self, projected: Projected, turns: mx.array, heads: Heads, norms: Norms
     ) -> mx.array:
-        """Queries for `attend`, (T, heads, 1, head_dim), in the place of `update_and_fetch`."""
+        """Write the rows in place of `update_and_fetch`; return queries (T, heads, 1, head_dim)."""
         return self._pool.rotate_and_write(self._index, projected, turns, heads, norms, self._step)
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
-        """What the layer wrote in this step, for layers that attend over the same pages."""
+        """Return the keys and values written in this step, for layers that share the pages."""
         assert self._written is not None, "the layer has written nothing yet"
         return self._written
 
     def make_mask(
         self,
-        N: int,
+        N: int,  # noqa: N803 (the name in mlx-lm's caches)
         return_array: bool = False,  # noqa: ARG002
         window_size: int | None = None,
     ) -> PagedWindow | None:
-        """None, or a PagedWindow for `attend` if the window is not the layer's own."""
+        """Return a PagedWindow for `attend`, or None if the window is the layer's own."""
         if N != 1 and self._step.offset is None:
             raise ValueError(f"rows of a paged step have length 1, got {N}")
         if window_size is None or window_size == self._spec.window:
@@ -103,7 +103,10 @@ class LayerKV:
         softcap: float | None = None,
         sinks: mx.array | None = None,
     ) -> mx.array:
-        """(T, heads, 1, head_dim). Raises ValueError for a mask not made by `make_mask`."""
+        """Attend over the rows' own pages: (T, heads, 1, head_dim).
+
+        Raises ValueError for a mask not made by `make_mask`.
+        """
         if self._spec.is_latent:
             return self._attend_latent(queries, mask, scale=scale)
         if mask is not None and not isinstance(mask, PagedWindow):
@@ -119,7 +122,7 @@ class LayerKV:
         return output if output.ndim == 4 else mx.expand_dims(output, 2)
 
     def _attend_latent(self, queries: mx.array, rotated: object, *, scale: float) -> mx.array:
-        """`rotated`: the mask, (T, heads, 1, rotated dim): scaled, as `update_and_fetch` made it."""
+        """Attend with latent vectors; `rotated` is the mask, (T, heads, 1, rotated dim), already scaled."""
         if not isinstance(rotated, mx.array):
             raise ValueError("latent attention without the rotated part of its queries")
         output = self._pool.attend_latent(
@@ -129,9 +132,9 @@ class LayerKV:
 
 
 def _handing_over(rotated: mx.array) -> mx.array:
-    """What brings a model's rotated queries to `attend`, which needs them beside the latent ones.
+    """Return keys that make a model pass its rotated queries to `attend` as its mask.
 
     The model multiplies them, scaled, with the rotated keys that it is given, and passes the product on
-    as its mask. With an identity in place of the keys that is the queries themselves, bit by bit.
+    as its mask. With an identity in place of the keys, the product is the queries, bit by bit.
     """
     return mx.eye(rotated.shape[-1], dtype=rotated.dtype)[None, None]

@@ -24,14 +24,13 @@ class StepLayout:
     num_decodes: int
     decodes: SequenceTables | None  # None if the step has no decodes
     chunks: SequenceTables | None  # None if the step has no chunks
-    after_layer: Callable[[mx.array], None] | None = (
-        None  # called with the keys that a layer writes
-    )
+    # Called with the keys that a layer writes.
+    after_layer: Callable[[mx.array], None] | None = None
     # (1,) int32: of a step that is one chunk and is called as (1, T), the position of its first row.
     offset: mx.array | None = None
     windows: StepLayout | None = None  # the same rows in the pool of layers with a window
     adapters: tuple[mx.array, mx.array] | None = None  # `RowAdapters` of the rows, if any has one
-    # Cosines and sines of the rows, made by the first layer that needs them, by what makes them.
+    # Cosines and sines of the rows by their rope, made by the first layer that needs them.
     turns: dict[object, mx.array] = field(default_factory=dict)
-    # What backends make of `slots`; never those of another layout's.
+    # Backends' plans for `slots`; layouts do not share them.
     plans: Plans = field(default_factory=Plans, init=False, repr=False, compare=False)

@@ -21,19 +21,20 @@ _MAX_COMPARED = 8  # pages that a new one is compared with to find where they di
 
 
 class PageIndex:
-    """Hashed pages among ids 0 .. `num_pages`-1, of `page_size` tokens each."""
+    """An index of hashed pages among ids 0 .. `num_pages`-1, of `page_size` tokens each."""
 
     def __init__(self, num_pages: int, page_size: int) -> None:
         self._page_size = page_size
         self._hashes: list[bytes | None] = [None] * num_pages
-        self._parents: list[bytes] = [b""] * num_pages  # hash of the page before; of hashed pages
-        self._tokens: list[bytes] = [b""] * num_pages  # in the page; of hashed pages
+        # The hash of the page before each hashed page, and the tokens in it.
+        self._parents: list[bytes] = [b""] * num_pages
+        self._tokens: list[bytes] = [b""] * num_pages
         self._page_of: dict[bytes, int] = {}
         self._children = Children(num_pages)  # hashed pages by their parents' hashes
         self._tails = Children(num_pages)  # those that are not full
 
     def __len__(self) -> int:
-        """Pages findable by hash, whether free or in use."""
+        """Return the number of pages findable by hash, whether free or in use."""
         return len(self._page_of)
 
     def hash_of(self, page: int) -> bytes | None:
@@ -43,21 +44,21 @@ class PageIndex:
         return hash_ in self._page_of
 
     def page_of(self, hash_: bytes) -> int:
-        """The page with this hash. Raises KeyError."""
+        """Return the page with this hash. Raises KeyError."""
         return self._page_of[hash_]
 
     def find(self, hash_: bytes) -> int | None:
-        """The page with this hash, or None."""
+        """Return the page with this hash, or None."""
         return self._page_of.get(hash_)
 
     def is_full(self, page: int) -> bool:
-        """Whether it can be found, and is not a tail."""
+        """Return True for a findable page that is not a tail."""
         return len(self._tokens[page]) == 4 * self._page_size
 
-    # ---- what a prompt finds
+    # ---- lookups
 
     def match(self, hashes: Sequence[bytes], token_ids: Sequence[int], skip: int = 0) -> list[int]:
-        """The pages of the longest cached prefix of `hashes`, without the first `skip` pages.
+        """Return the pages of the longest cached prefix of `hashes`, without the first `skip` pages.
 
         Valid until the next `allocate` or `reset` of the pool: retain the pages before that.
         """
@@ -102,13 +103,13 @@ class PageIndex:
         )
 
     def num_common(self, parent: bytes, token_ids: Sequence[int]) -> int:
-        """Number of leading tokens in common with the most similar recent page after `parent`."""
+        """Return how many leading tokens the most similar recent page after `parent` has in common."""
         wanted = token_bytes(token_ids)
         newest = islice(self._children.children_of(parent), _MAX_COMPARED)
         return max((_num_common(self._tokens[page], wanted) for page in newest), default=0)
 
     def with_following(self, hashes: Iterable[bytes]) -> list[bytes]:
-        """These hashes and those of all pages after them, each after those before it."""
+        """Return these hashes and those of all pages after them, parents before children."""
         seen: dict[bytes, None] = {}
         following = list(hashes)
         while following:
@@ -119,17 +120,17 @@ class PageIndex:
         return list(seen)
 
     def is_followed_by_one(self, hash_: bytes) -> bool:
-        """Whether at most one page is known that follows the page with this hash."""
+        """Return True if at most one known page follows the page with this hash."""
         return len(list(islice(self._children.children_of(hash_), 2))) < 2
 
     def parent_of(self, page: int) -> bytes:
-        """Hash of the page before a filed page."""
+        """Return the hash of the page before a filed page."""
         return self._parents[page]
 
-    # ---- what is there
+    # ---- changes
 
     def add(self, page: int, hash_: bytes, parent: bytes, token_ids: Sequence[int]) -> bool:
-        """File a page; a tail if it is not full. False if another page has the same content."""
+        """File a page, as a tail if it is not full. False if another page has the same content."""
         assert self._hashes[page] is None, f"page {page} is published twice"
         if hash_ in self._page_of:
             return False
@@ -143,7 +144,7 @@ class PageIndex:
         return True
 
     def remove(self, page: int) -> bytes:
-        """Remove a filed page; its hash."""
+        """Remove a filed page, and return its hash."""
         hash_ = self._hashes[page]
         assert hash_ is not None, f"page {page} has no hash"
         del self._page_of[hash_]
@@ -155,7 +156,7 @@ class PageIndex:
         return hash_
 
     def move(self, page: int, target: int) -> None:
-        """The content of a filed page is in `target` from now on, which has none."""
+        """Move the entry of a filed page to `target`, which has none."""
         hash_, parent, tokens = self._hashes[page], self._parents[page], self._tokens[page]
         self.remove(page)
         assert hash_ is not None, f"page {page} has no hash"
@@ -166,7 +167,7 @@ class PageIndex:
         self._hashes[target], self._parents[target], self._tokens[target] = hash_, parent, tokens
 
     def grow(self, num_pages: int) -> None:
-        """Have ids 0 .. `num_pages`-1 from now on, no fewer than before."""
+        """Extend the ids to 0 .. `num_pages`-1."""
         num_new = num_pages - len(self._hashes)
         self._hashes += [None] * num_new
         for contents in (self._parents, self._tokens):
@@ -195,7 +196,7 @@ class PageIndex:
 
 
 def _num_common(held: bytes, wanted: bytes) -> int:
-    """Number of leading tokens, of four bytes each, that two pages have in common."""
+    """Return how many leading tokens, of four bytes each, two pages have in common."""
     size = min(len(held), len(wanted))
     starts = range(0, size, 4)
     return next((i // 4 for i in starts if held[i : i + 4] != wanted[i : i + 4]), size // 4)

@@ -36,13 +36,14 @@ class PageState(IntEnum):
 
 
 class PagePool:
-    """`num_pages` pages of `page_size` token slots each. `blank`, `index`, `order` and `evictions` are there
-    to read.
+    """A pool of `num_pages` pages of `page_size` token slots each.
+
+    `blank`, `index`, `order` and `evictions` may be read by others.
 
     Every operation but `grow` takes time in proportion to the pages it handles, not to the pool.
 
     Only the first `blank.num_open` ids have been allocated so far, so memory for the others can wait.
-    They are free pages as all others; before a page is evicted, half as many ids again are opened.
+    They count as free; half as many ids again are opened before a page is evicted.
     """
 
     def __init__(
@@ -52,13 +53,17 @@ class PagePool:
         hot_after: int = HOT_AFTER,
         num_open: int | None = None,
     ) -> None:
-        """`hot_after`: number of hits after which a page is hot; `num_open`: None opens all."""
+        """Make a pool of blank pages.
+
+        hot_after: number of hits after which a page is hot
+        num_open: ids that are opened at first; None opens all
+        """
         assert num_pages > 0
         assert page_size > 0
         self.num_pages = num_pages
         self.page_size = page_size
         self.num_published = 0
-        self.num_duplicates = 0  # not published, because another page has the same content
+        self.num_duplicates = 0  # pages not published, because another has the same content
         self.blank = BlankPages(num_pages, num_open)
         self.index = PageIndex(num_pages, page_size)
         self.order = EvictionOrder(num_pages, hot_after)
@@ -68,14 +73,14 @@ class PagePool:
 
     @property
     def num_free(self) -> int:
-        """Pages that `allocate` can return: blank and cached ones."""
+        """Number of pages that `allocate` can return: blank and cached ones."""
         blank = self.blank
         num_blank = blank.opened.count + blank.limit - blank.num_open
         return num_blank + sum(map(len, self.order.classes))
 
     @property
     def num_used(self) -> int:
-        """Pages that are held or pinned."""
+        """Number of pages that are held or pinned."""
         return self.blank.limit - self.num_free
 
     @property
@@ -84,21 +89,21 @@ class PagePool:
 
     @property
     def num_hot(self) -> int:
-        """Cached pages that are evicted after normal ones because they were hit often."""
+        """Number of cached pages that are evicted after normal ones because they were hit often."""
         return len(self.order.hot)
 
     @property
     def num_cached(self) -> int:
-        """Pages findable by hash, whether free or in use."""
+        """Number of pages findable by hash, whether free or in use."""
         return len(self.index)
 
     @property
     def num_evicted(self) -> int:
-        """Cached pages that were evicted, in total."""
+        """Number of cached pages that were evicted, in total."""
         return self.evictions.count - self.evictions.num_moved
 
     def states(self) -> bytes:
-        """The `PageState` of every page, a byte each.
+        """Return the `PageState` of every page, a byte each.
 
         Computed with plain integers: 0.9 ms for 20,000 pages, instead of 25 ms with enum members.
         """
@@ -111,21 +116,21 @@ class PagePool:
         return bytes(states)
 
     def pinned(self) -> list[int]:
-        """Pages of named prefixes, the first to be pinned first."""
+        """Return the pinned pages, in the order of pinning."""
         return list(self._pin_counts)
 
     def ref_count(self, page: int) -> int:
         return self._ref_counts[page]
 
     def is_exclusive(self, page: int) -> bool:
-        """Whether it has one holder and becomes free when that one releases it."""
+        """Return True if a page has one holder and becomes free when that one releases it."""
         return self._ref_counts[page] == 1 and page not in self._pin_counts
 
     def is_pinned(self, hash_: bytes) -> bool:
         return self.index.find(hash_) in self._pin_counts
 
     def num_idle(self, pages: Iterable[int]) -> int:
-        """How many of `pages` are free: retaining them all lowers `num_free` by this number."""
+        """Return how many of `pages` are free: retaining them all lowers `num_free` by this number."""
         counts = self._ref_counts
         if not self._pin_counts:
             return list(map(counts.__getitem__, pages)).count(0)
@@ -163,7 +168,7 @@ class PagePool:
         return page
 
     def allocate(self, num_pages: int, after: int | None = None) -> list[int] | None:
-        """Pages for one holder to write, in runs; None without any change if too few are free.
+        """Allocate pages for one holder to write, in runs; None without any change if too few are free.
 
         `after` is the holder's last page so far: the pages that follow it are preferred.
         """
@@ -181,10 +186,9 @@ class PagePool:
         return pages
 
     def publish(self, page: int, hash_: bytes, parent: bytes, token_ids: Sequence[int]) -> bool:
-        """Make a page findable, after the step that computed it: hits read it immediately. A tail, which
-        has fewer than `page_size` tokens, must not get any more.
+        """Make a page findable, after the step that computed it: hits read it immediately.
 
-        False if another page has the same content: this one stays unhashed, and its holder may
+        A tail, which has fewer than `page_size` tokens, must not get any more tokens. Returns False if another page has the same content: this one stays unhashed, and its holder may
         `adopt` the other.
         """
         assert 0 < len(token_ids) <= self.page_size, f"page {page} has {len(token_ids)} tokens"
@@ -209,11 +213,11 @@ class PagePool:
         self._free(freed)
 
     def release_passed(self, pages: Sequence[int]) -> None:
-        """As `release`; those that were never hit are evicted before all others, the first one first."""
+        """Release pages as `release` does, and mark those as useless that were never hit."""
         self.release(pages)
         self.order.lose_unused(pages)
 
-    # ---- pages that stay
+    # ---- pins
 
     def pin(self, pages: Iterable[int]) -> None:
         """Never evict these pages until each is unpinned as often as it was pinned."""
@@ -233,7 +237,7 @@ class PagePool:
     # ---- the whole pool
 
     def reset(self) -> bool:
-        """Evict every cached page but the pinned ones; False without any change if one is held."""
+        """Evict every cached page but the pinned ones; False without any change if a page is held."""
         if self.num_used > sum(self._ref_counts[page] == 0 for page in self._pin_counts):
             return False
         while any(self.order.classes):
@@ -241,8 +245,10 @@ class PagePool:
         return True
 
     def forget(self, hashes: Iterable[bytes]) -> list[bytes]:
-        """Evict the cached pages with these hashes and all pages after them, the last ones first; the
-        hashes of those that were evicted. Pages that are held or pinned stay."""
+        """Evict the cached pages with these hashes and all pages after them, the last ones first.
+
+        Pages that are held or pinned stay. Returns the hashes of the evicted pages.
+        """
         forgotten = []
         for hash_ in reversed(self.index.with_following(hashes)):
             page = self.index.find(hash_)
@@ -252,7 +258,7 @@ class PagePool:
         return forgotten
 
     def renewed(self, num_pages: int | None = None) -> PagePool:
-        """An empty pool, of the same size by default, whose counters go on."""
+        """Return an empty pool, of the same size by default, that continues the counters."""
         num_pages = num_pages or self.num_pages
         num_first = self.blank.num_first
         num_open = num_first and min(num_first, num_pages)
@@ -263,10 +269,10 @@ class PagePool:
         return pool
 
     def lower(self, limit: int, fixed: Collection[int] = ()) -> dict[int, int]:
-        """Have only ids below `limit` from now on, evicting what is cached where that takes it.
+        """Close the ids from `limit` on, evicting cached pages where needed.
 
-        Pages that stay move to other ids, which are returned by their old ones. `fixed` pages do not move: the
-        limit stays above them, and above the number of pages that are held or pinned.
+        Returns the new ids of the pages that move, by their old ones. `fixed` pages do not move: the limit
+        stays above them, and above the number of pages that are held or pinned.
         """
         blank = self.blank
         limit = max(limit, self.num_used, 1 + max(fixed, default=-1))
@@ -291,7 +297,7 @@ class PagePool:
         return targets
 
     def grow(self, num_pages: int) -> None:
-        """Have `num_pages` pages, no fewer than before. Takes time in proportion to their number."""
+        """Grow the pool to `num_pages` pages, in time proportional to their number."""
         assert num_pages >= self.num_pages, "a pool does not shrink"
         self.blank.grow(num_pages)
         self.index.grow(num_pages)
@@ -340,7 +346,7 @@ class PagePool:
         self.order.file(cached)
 
     def _blank_out(self, page: int) -> None:
-        """A cached page, which is filed in no class any more, becomes blank."""
+        """Evict a cached page that was just removed from its class."""
         self.evictions.add(page, self.index.remove(page))
         self.order.forget(page)
         self.blank.opened.add(page)

@@ -10,8 +10,10 @@ from mlxserve.cache.groups import Window, num_in, wanted
 
 @dataclass(frozen=True, slots=True)
 class PoolMemory:
-    """nbytes: of the pages of all kinds together
-    page_bytes: of a page of each kind, by the kind's name
+    """The memory that the pages of several kinds share.
+
+    nbytes: bytes of the pages of all kinds together
+    page_bytes: bytes of a page of each kind, by the kind's name
     """
 
     nbytes: int
@@ -27,8 +29,11 @@ def most_pages(
     num_seqs: int,
     step_tokens: int,
 ) -> tuple[int, int]:
-    """(pages, window pages) that there can be at most in so many bytes, each with what one request needs of the
-    other kind. Either number may be too small to serve anything."""
+    """Return the maximum (pages, window pages) in `nbytes`.
+
+    Each leaves memory for one request's pages of the other kind. Either number may be too small to serve
+    anything.
+    """
     num_pages = num_in(nbytes - window.num_held * window_page_bytes, page_bytes)
     left = nbytes - window.num_held * page_bytes
     most = wanted(window, num_seqs, step_tokens)

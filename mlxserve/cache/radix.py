@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 
 class Children:
-    """Files ids 0 .. n-1, each under at most one parent."""
+    """A filing of ids 0 .. n-1, each under at most one parent."""
 
     def __init__(self, num_ids: int) -> None:
         self._newest: dict[bytes, int] = {}
@@ -41,23 +41,23 @@ class Children:
         self._older[page] = self._newer[page] = None
 
     def grow(self, num_ids: int) -> None:
-        """Have ids 0 .. `num_ids`-1 from now on, no fewer than before."""
+        """Extend the ids to 0 .. `num_ids`-1."""
         for links in (self._older, self._newer):
             links += [None] * (num_ids - len(links))
 
     def has(self, parent: bytes) -> bool:
-        """Whether a page is filed under this parent."""
+        """Return True if a page is filed under this parent."""
         return parent in self._newest
 
     def children_of(self, parent: bytes) -> Iterator[int]:
-        """Pages under this parent, newest first."""
+        """Yield the pages under this parent, newest first."""
         page = self._newest.get(parent)
         while page is not None:
             yield page
             page = self._older[page]
 
     def filed(self) -> list[tuple[bytes, int]]:
-        """(parent, page) of every filed page."""
+        """Return (parent, page) of every filed page."""
         return [(parent, page) for parent in self._newest for page in self.children_of(parent)]
 
     def check(self) -> None:

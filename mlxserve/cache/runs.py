@@ -18,7 +18,7 @@ class RunSet:
         self._lengths: dict[int, int] = {}
         self._firsts: dict[int, int] = {}
         self._by_size: list[dict[int, None]] = [{} for _ in range(num_ids.bit_length() + 1)]
-        self.count = 0  # ids in the set; to read
+        self.count = 0  # ids in the set
         if num_ids:
             self._insert(0, num_ids)
 
@@ -36,7 +36,7 @@ class RunSet:
         self._insert(first, length)
 
     def take(self, count: int, after: int | None = None) -> list[int]:
-        """Remove `count` ids: first those that follow `after`, then from the longest runs."""
+        """Remove and return `count` ids: first those that follow `after`, then from the longest runs."""
         assert count <= self.count, f"{count} ids wanted, {self.count} left"
         taken: list[int] = []
         if count and after is not None and after + 1 in self._lengths:
@@ -62,7 +62,7 @@ class RunSet:
                 self._insert(first, end - first)
 
     def runs(self) -> list[tuple[int, int]]:
-        """(first id, length) of every run, in order."""
+        """Return (first id, length) of every run, in order."""
         return sorted(self._lengths.items())
 
     def check(self) -> None:
@@ -90,7 +90,7 @@ class RunSet:
         return self._cut(first, first + room // 2, count)
 
     def _cut(self, first: int, start: int, count: int) -> list[int]:
-        """Remove up to `count` ids from `start` on from the run at `first`."""
+        """Remove and return up to `count` ids from `start` on from the run at `first`."""
         end = first + self._remove(first)
         stop = min(start + count, end)
         if first < start:

@@ -10,7 +10,10 @@ from mlxserve.cache.kv import Backends, KVPool, LayerSpec
 
 @dataclass(frozen=True, slots=True)
 class WindowKV:
-    """`places`: for each layer of the model, whether it is in this pool, and its index in its pool."""
+    """The pool of the layers with a window.
+
+    places: for each layer of the model, True if it is in this pool, and its index in its pool
+    """
 
     kv: KVPool
     places: tuple[tuple[bool, int], ...]
@@ -23,9 +26,9 @@ def pools_of(
     num_pages: tuple[int, int],
     num_backed: tuple[int | None, int | None],
 ) -> tuple[KVPool, WindowKV]:
-    """The pools of the layers that see everything, and of those with a window.
+    """Return the pools of the layers that see everything, and of those with a window.
 
-    num_pages, num_backed: of both pools, as `KVPool` takes them. Raises OutOfMemory.
+    num_pages, num_backed: arguments of both pools' `KVPool`. Raises OutOfMemory.
     """
     each = backends if isinstance(backends, Sequence) else (backends,) * len(layers)
     is_windowed = [spec.window is not None for spec in layers]
