@@ -1,7 +1,7 @@
-"""Capacity: how long a request can get beside named prefixes, and what is refused for want of pages.
+"""Capacity: how long a request can get beside named prefixes, and what is refused for lack of pages.
 
-reserved      what a request was promised when it was queued; no prefix and no resize takes it
-capacity  what it could have now, if it were alone with the pages of named prefixes
+reserved  tokens that a request was promised when it was queued; no prefix and no resize takes them
+capacity  tokens that it could have now, if it were alone with the pages of named prefixes
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from mlxserve.scheduler.prefix_cache import PrefixCache
 
 
 class Capacity:
-    """Of the requests over one pool. Changes nothing but hashes."""
+    """The capacity of requests over one pool. Changes nothing but hashes."""
 
     def __init__(
         self,
@@ -27,8 +27,10 @@ class Capacity:
         *,
         may_recompute: bool = False,
     ) -> None:
-        """`may_recompute`: a request may have to compute its pages again, for its recurrent state or its
-        windows."""
+        """Take the limits of one pool.
+
+        may_recompute: requests may have to compute cached pages again, for their recurrent states or windows
+        """
         self._max_model_len = max_model_len
         self._pool = pool
         self._pins = pins
@@ -37,18 +39,19 @@ class Capacity:
 
     @property
     def max_model_len(self) -> int:
-        """Longest prompt plus answer without pins: at most what the whole pool holds."""
+        """Longest prompt plus answer without pins, at most the tokens of the whole pool."""
         return min(self._max_model_len, self._pool.num_pages * self._pool.page_size)
 
     def of(self, request: LiveRequest, num_pages: int | None = None) -> int:
-        """Tokens that the request could have if it were alone with the pins, made and promised.
+        """Return the tokens that a request could have if it were alone with all pins, promised or made.
 
-        Only a new promise of pins and a smaller pool make it shrink, and they are refused where
-        they would take what `reserved` returns. `num_pages`: as if the pool had this number of pages.
+        Only new pins and a smaller pool lower it, and they are refused if it would fall below `reserved`.
+
+        num_pages: size of the pool to assume instead of its own
         """
         num_pages = num_pages or self._pool.num_pages
         if request.asked.skips_cache or self._may_recompute:
-            # No state or window need be kept at a pinned page, so it may have to compute all again.
+            # A pinned page may have no state or window, so the request may have to compute all pages.
             num_pages -= self._pins.num_beside(request)
         elif self._pins.num_pages:
             self._hash_beginning(request)
@@ -56,17 +59,19 @@ class Capacity:
         return min(self._max_model_len, num_pages * self._pool.page_size)
 
     def can_have(self, request: LiveRequest, length: int, num_pages: int | None = None) -> bool:
-        """Whether its capacity is at least `length` tokens.
+        """Return True if the request's capacity is at least `length` tokens.
 
-        Mostly without hashing: a first named prefix, or a resize, asks this of a whole queue.
+        Mostly without hashing: a first named prefix, or a resize, checks a whole queue.
         """
-        least = (num_pages or self._pool.num_pages) - self._pins.num_pages  # if it shares no pin
-        if length <= min(self._max_model_len, least * self._pool.page_size):
+        min_pages = (
+            num_pages or self._pool.num_pages
+        ) - self._pins.num_pages  # if it shares no pin
+        if length <= min(self._max_model_len, min_pages * self._pool.page_size):
             return True
         return length <= self.of(request, num_pages)
 
     def _hash_beginning(self, request: LiveRequest) -> None:
-        """Hash as many of its pages as it may share with named prefixes, and few more."""
+        """Hash the pages that the request may share with named prefixes, and at most twice as many."""
         hashes, num_full = request.page_hashes, len(request.token_ids) // self._pool.page_size
         if not hashes and num_full:
             self._cache.hash(request, 1)
@@ -75,29 +80,31 @@ class Capacity:
 
     @staticmethod
     def reserved(request: LiveRequest) -> int:
-        """Tokens that the request must always have room for: what it was promised, and if it has
-        outgrown that, one more than it has."""
+        """Return the tokens that the request must have room for.
+
+        They are those it was promised, or one more than it has if it has outgrown the promise.
+        """
         return max(request.promised_length, len(request.token_ids) + 1)
 
     def length_limit(self, asked: Request) -> int:
-        """Tokens of prompt and answer with which it ends, where the pool has room for them."""
+        """Return the maximum length of prompt and answer, whatever the pool has room for."""
         if asked.params.max_tokens is None:
             return self._max_model_len
         return min(self._max_model_len, asked.num_prompt + asked.params.max_tokens)
 
     def max_length(self, request: LiveRequest) -> int:
-        """Known tokens with which the request ends: by its limit, or because it has no room."""
+        """Return the number of known tokens at which the request ends, by its limit or the pool's."""
         length = request.length_limit
         return length if self.can_have(request, length) else min(length, self.of(request))
 
     def is_cut(self, live: Iterable[LiveRequest]) -> bool:
-        """Whether one of these requests cannot have what it is owed."""
+        """Return True if one of these requests lacks room for its `reserved` tokens."""
         return not all(self.can_have(request, self.reserved(request)) for request in live)
 
     # ---- refusals
 
     def refuse_too_long(self, request: LiveRequest) -> None:
-        """Raises PromptTooLong where not even one token of an answer has room after the prompt."""
+        """Raises PromptTooLong if there is no room for a token after the prompt."""
         num_tokens, capacity = len(request.token_ids), self.of(request)
         if num_tokens < capacity:
             return
@@ -111,7 +118,7 @@ class Capacity:
         raise PromptTooLong.for_answer(num_tokens, capacity, limit=limit, advice=advice)
 
     def refuse_cut(self, live: Iterable[LiveRequest]) -> None:
-        """Raises PagesPromised where the pins would cut the answer of one of these requests."""
+        """Raises PagesPromised if the pins would cut the answer of one of these requests."""
         if self.is_cut(live):
             raise PagesPromised(
                 "the pages of this prefix are promised to a request that is running or waiting, "
@@ -123,9 +130,12 @@ class Capacity:
     def refuse_resize(
         self, num_pages: int, live: Iterable[LiveRequest], pinned: Iterable[LiveRequest]
     ) -> None:
-        """Raises InvalidParameter, and where it is smaller: PrefixQuotaExceeded where named prefixes, or those
-        of one client, have too many pages for it, or one could not be computed again; PagesPromised where
-        it would cut the answer of a live request."""
+        """Refuse a size that does not hold what was promised.
+
+        Raises InvalidParameter. For a smaller pool also PrefixQuotaExceeded, if named prefixes or those of one
+        client have too many pages, or one could not be computed again; and PagesPromised, if the answer of a
+        live request would be cut.
+        """
         check_num_pages(num_pages)
         if num_pages >= self._pool.num_pages:
             return

@@ -1,5 +1,6 @@
-"""PageTables: the pages that requests hold. The only module that changes the page pool; what other kinds
-of layers keep is owned by their `EndKind`.
+"""PageTables: the pages that requests hold.
+
+The only module that changes the page pool; the units of other layers belong to their `EndKind`.
 
     start, fork ──▶ grow ──▶ publish ──▶ grow ──▶ publish ... ──▶ release
     cached pages,   free     pages that a step completed          now, or when the last unread
@@ -7,7 +8,7 @@ of layers keep is owned by their `EndKind`.
 
 Pages are also held by
 
-    copies      the page that another one will begin as, until it is copied
+    copies      the source of a copy, until it is copied
     pins        the pages of named prefixes (`Pins`)
     duplicates  a request's own page, given up for one with the same content that another request
                 published first: until the unread step that uses it is read
@@ -49,8 +50,10 @@ class PageCopy:
 
 
 class PageTables:
-    """Page tables of one pool, and what other kinds of layers keep. `pool`, `kinds`, `ends`, `cache`, `pins`,
-    `capacity` and `disk` are there for others to read."""
+    """The page tables of one pool, and the other kinds of units.
+
+    `pool`, `kinds`, `ends`, `cache`, `pins`, `capacity` and `disk` may be read by others.
+    """
 
     def __init__(
         self,
@@ -60,7 +63,9 @@ class PageTables:
         disk: Disk | None = None,
         ends: Sequence[EndKind] = (),
     ) -> None:
-        """disk: None for none
+        """Begin with empty tables.
+
+        disk: second level of the cache, or None
         ends: kinds beside the full pages
         """
         assert config.max_model_len is not None, "known once the model is loaded"
@@ -82,7 +87,7 @@ class PageTables:
         self.capacity = Capacity(
             config.max_model_len, pool, self.pins, self.cache, may_recompute=has_ends
         )
-        self.now = 0.0  # seconds, as of `expire`
+        self.now = 0.0  # seconds, at the last `expire`
         self.num_unread = 0  # steps that were planned and not read
         self._stats = stats
         self._copies: dict[LiveRequest, PageCopy] = {}  # to make before the next launch
@@ -91,14 +96,14 @@ class PageTables:
 
     @property
     def num_free(self) -> int:
-        """Pages by which tables could grow: each takes one of every kind."""
+        """Number of pages by which tables could grow: each takes one of every kind."""
         num_free = self.pool.num_free
         for end in self.ends:
             num_free = min(num_free, end.room.num_free())
         return num_free
 
     def room(self, request: LiveRequest) -> int:
-        """Tokens that the request's pages and all free pages could still take."""
+        """Return how many more tokens the request's pages and all free pages could take."""
         num_pages = len(request.page_table) + self.pool.num_free
         for end in self.ends:
             num_pages = min(num_pages, end.room.max_pages(request))
@@ -109,9 +114,10 @@ class PageTables:
     def start(
         self, request: LiveRequest, cached: Sequence[int], num_on_disk: int, tail: Tail | None
     ) -> None:
-        """Begin a table with the pages that were found, and their tokens as computed.
+        """Begin a table with the `cached` pages, whose tokens count as computed.
 
-        `num_on_disk`: pages after these that are to be read.
+        num_on_disk: pages after these that are to be read
+        tail: page whose first tokens are to be copied after the cached ones
         """
         # Before anything is allocated, which could evict them.
         self.pool.retain(cached)
@@ -135,10 +141,10 @@ class PageTables:
         self._copies[request] = PageCopy(tail.page, target)
 
     def fork(self, fork: LiveRequest, leader: LiveRequest) -> int:
-        """Begin a table with the leader's pages, but for the last token's; a page must be free.
+        """Begin a table with the leader's pages, and return the number of shared ones; a page must be free.
 
-        Full pages are shared, which is how many is returned; the page that the prompt ends in is
-        copied.
+        Full pages are shared, and the page that the prompt ends in is copied. The last token is computed
+        again.
         """
         assert not self.ends, "a fork goes on from the prompt's last page boundary instead"
         num_pages, num_in_tail = divmod(fork.num_prompt - 1, self.pool.page_size)
@@ -157,7 +163,7 @@ class PageTables:
         return num_pages
 
     def grow(self, request: LiveRequest, end: int) -> bool:
-        """Make the table cover `end` tokens. False, and nothing happened, for lack of pages."""
+        """Make the table cover `end` tokens. False without any change for lack of pages."""
         table, num_pages = request.page_table, -(-end // self.pool.page_size)
         missing = num_pages - len(table)
         if missing <= 0:
@@ -175,13 +181,14 @@ class PageTables:
             kind.grow(request, num_pages)
         return True
 
-    # ---- what was computed can be found
+    # ---- publishing
 
     def publish(self, request: LiveRequest, first: int, end: int, *, has_ends: bool = True) -> None:
-        """Make pages first .. end of the table findable: they hold what their tokens say.
+        """Make pages first .. end of the table findable, which must be computed.
 
-        Where another request published the same content first, hold its page instead.
-        has_ends: what other kinds keep of them is there as well
+        If another request published the same content first, hold its page instead.
+
+        has_ends: publish the units of the other kinds as well
         """
         if first >= end or not self.cache.serves(request):
             return
@@ -214,7 +221,7 @@ class PageTables:
     # ---- tables end
 
     def release(self, request: LiveRequest) -> None:
-        """Give the request's pages back, or do so when the last step that uses them is read."""
+        """Release the request's pages, now or when the last step that uses them is read."""
         for end in self.ends:
             end.stop(request)
         request.loading, request.disk_end, request.disk_resume = None, 0, 0
@@ -233,7 +240,7 @@ class PageTables:
             end.release(request)
 
     def step_read(self) -> None:
-        """The oldest unread step was read: no other one uses the duplicates so far."""
+        """Count the oldest unread step as read: no other one uses the duplicates so far."""
         assert self.num_unread > 0, "no step is unread"
         self.num_unread -= 1
         if self._duplicates:
@@ -249,7 +256,7 @@ class PageTables:
         self._duplicates.clear()
 
     def end(self, request: LiveRequest) -> None:
-        """Give up everything that an ended request holds or was promised."""
+        """Release everything that an ended request holds or was promised."""
         self.cache.forget(request)
         self.pins.cancel(request)
         self.release(request)
@@ -257,7 +264,7 @@ class PageTables:
     # ---- copies
 
     def pop_copies(self) -> list[PageCopy]:
-        """The copies to make now. A step that is launched after them may write to their sources."""
+        """Return the copies to make now. A step that is launched after them may write to their sources."""
         copies = list(self._copies.values())
         if copies:
             self._copies.clear()
@@ -268,16 +275,16 @@ class PageTables:
     # ---- the disk
 
     def num_on_disk(self, request: LiveRequest, first: int) -> int:
-        """How many of its pages from `first` on are to be read from disk instead of computed."""
+        """Return how many pages from `first` on are to be read from disk instead of computed."""
         if not self.cache.serves(request):
             return 0
         end = (len(request.token_ids) - 1) // self.pool.page_size  # as `PrefixCache.matchable`
         return self.disk.num_found(request.page_hashes, first, end)
 
     def save(self, request: LiveRequest, number: int | None = None) -> Save | None:
-        """Have the pages that only this request holds written to disk, before it releases them.
+        """Plan to write the pages that only this request holds to disk, before it releases them.
 
-        `number`: of the preemption, if it is to be logged once it is known what the disk took.
+        number: that of the preemption, if it is to be logged once the disk has answered
         """
         if not self.cache.serves(request):
             return None
@@ -285,7 +292,7 @@ class PageTables:
         return self.disk.save(request, number)
 
     def load(self, request: LiveRequest) -> None:
-        """Have the next of the request's pages on disk read, as far as free pages go."""
+        """Plan to read the request's next pages on disk, as far as there are free pages."""
         first = request.num_computed // self.pool.page_size
         room = len(request.page_table) - first + self.pool.num_free
         end = min(request.disk_end, first + min(LOAD_PAGES, room))
@@ -296,9 +303,9 @@ class PageTables:
     def finish_load(
         self, request: LiveRequest, load: Load, num_pages: int, *, has_ends: bool = False
     ) -> None:
-        """The first `num_pages` pages of the load hold what was on disk; the others are lost.
+        """Commit the first `num_pages` pages of a load; the others are lost.
 
-        has_ends: what other kinds need to go on after them was read, too
+        has_ends: the units that other kinds need to continue after them were read, too
         """
         assert request.loading is load.run, f"{request.id} does not wait for these pages"
         request.loading = None
@@ -327,8 +334,7 @@ class PageTables:
             self._stats.recomputed_tokens += max(0, num_again - request.num_computed)
 
     def _begin_again(self, request: LiveRequest) -> None:
-        """Pages after which a kind cannot go on are useless: give up all but those before one in memory where
-        all can."""
+        """Release the pages that were read, back to one in memory that every kind can continue after."""
         num_pages = num_usable(self.ends, request.page_hashes, request.disk_first)
         for end in self.ends:
             end.begin_again(request, num_pages)
@@ -338,14 +344,14 @@ class PageTables:
         request.num_computed = num_pages * self.pool.page_size
 
     def _count_read(self, request: LiveRequest, num_pages: int, *, is_lost: bool) -> None:
-        """Pages of a prompt were read: the cache has found so much more of it."""
+        """Count `num_pages` pages of a prompt that were read as cache hits."""
         assert request.cache is not None, "reported when it was admitted"
         num_tokens = num_pages * self.pool.page_size
         request.num_cached += num_tokens
         self._stats.prefix_hits += num_tokens
         request.cache = self.cache.with_read(request.cache, num_pages, is_lost=is_lost)
 
-    # ---- pages that stay
+    # ---- protection from eviction
 
     def promise_pins(self, request: LiveRequest) -> None:
         """Reserve the pages of a named prefix. Raises PrefixQuotaExceeded."""
@@ -362,20 +368,20 @@ class PageTables:
             end.pin(request)
 
     def unpin(self, request_id: str) -> None:
-        """Let the pages of a named prefix be evicted again; no-op if there are none."""
+        """Unpin the pages of a named prefix; no-op if there are none."""
         self.pool.unpin(self.pins.drop(request_id))
         for end in self.ends:
             end.unpin(request_id)
 
     def keep_pages(self, hashes: Sequence[bytes], until: float) -> None:
-        """Protect the cached pages of these hashes, a prefix from its beginning, from eviction."""
+        """Protect the cached pages of a prefix with these hashes until a time in seconds."""
         known = list(takewhile(self.pool.index.is_known, hashes))
         self.pool.order.keep_until([self.pool.index.page_of(hash_) for hash_ in known], until)
         for end in self.ends:
             end.keep(known, until)
 
     def expire(self, now: float) -> None:
-        """It is `now`, in seconds: end the protection of pages that were to be kept until then."""
+        """Set the time to `now`, in seconds, and end the protections that have expired."""
         self.now = now
         self.pool.order.expire(now)
         for end in self.ends:
@@ -384,7 +390,7 @@ class PageTables:
     # ---- the whole pool
 
     def reset(self) -> bool:
-        """As `PagePool.reset`; what other kinds keep is forgotten with the pages."""
+        """Reset the pool as `PagePool.reset` does, and the other kinds with it."""
         is_done = self.pool.reset()
         if is_done:
             for end in self.ends:
@@ -392,20 +398,23 @@ class PageTables:
         return is_done
 
     def forget(self, hashes: Iterable[bytes]) -> set[bytes]:
-        """Forget these pages and all after them, with what other kinds keep there; what may be forgotten on
-        disk as well. Pages that a request holds, or a named prefix has, stay."""
-        asked = {hash_ for hash_ in hashes if not self.pins.has(hash_)}
-        gone = asked.union(self.pool.forget(asked))
+        """Evict these pages and all after them, and the units of the other kinds there.
+
+        Pages that a request holds, or a named prefix has, stay. Returns the hashes that may be deleted from
+        disk as well.
+        """
+        unpinned = {hash_ for hash_ in hashes if not self.pins.has(hash_)}
+        gone = unpinned.union(self.pool.forget(unpinned))
         for end in self.ends:
             end.forget(gone)
         return {hash_ for hash_ in gone if not self.pool.index.is_known(hash_)}
 
     def grow_pool(self, num_pages: int) -> None:
-        """Have `num_pages` pages from now on, no fewer than before."""
+        """Grow the pool to `num_pages` pages."""
         self.pool.grow(num_pages)
 
     def check(self, running: Sequence[LiveRequest]) -> None:
-        """Audit tables and pool. Raises AssertionError."""
+        """Audit the tables and the pool. Raises AssertionError."""
         holders = [*running, *self._ending]
         tables = [request.page_table for request in holders]
         sources = [copy.source for copy in self._copies.values()]

@@ -4,7 +4,7 @@
                                                                 └─ cancel (it was aborted)
 
 From its reservation until it is dropped or cancelled, a prefix claims its pages by their hashes.
-So prefixes that are computed side by side cannot exceed the quota together, and a prefix that
+So prefixes that are computed at the same time cannot exceed the quota together, and a prefix that
 shares another's pages keeps its claim on them when the other one is dropped.
 """
 
@@ -20,9 +20,9 @@ from mlxserve.request import LiveRequest, Request
 
 
 class Pins:
-    """Claims of named prefixes, by the id of the request that computes or computed their pages.
+    """Claims of named prefixes, by the id of the request that computes their pages.
 
-    Says which pages to pin; the page tables pin them.
+    Returns which pages to pin; the page tables pin them.
     """
 
     def __init__(self, pool: PagePool, max_fraction: float) -> None:
@@ -31,27 +31,27 @@ class Pins:
         self._claims: Counter[bytes] = Counter()  # hash of a page -> prefixes that have it
         self._promised: dict[str, tuple[bytes, ...]] = {}  # hashes of the prefix's pages
         self._pinned: dict[str, tuple[bytes, ...]] = {}
-        self._requests: dict[str, Request] = {}  # by which a prefix is or was computed
-        self._own: dict[str, Counter[bytes]] = {}  # claims of each client
+        self._requests: dict[str, Request] = {}  # of the prefixes that are promised or pinned
+        self._own: dict[str, Counter[bytes]] = {}  # claims by client
 
     @property
     def num_pages(self) -> int:
-        """Pages that are or will be pinned."""
+        """Number of pages that are or will be pinned."""
         return len(self._claims)
 
     def quota_of(self, num_pages: int) -> int:
-        """How many pages may be pinned in a pool of `num_pages`."""
+        """Return the number of pages that may be pinned in a pool of `num_pages`."""
         return int(self._max_fraction * num_pages)
 
     def has(self, hash_: bytes) -> bool:
-        """Whether a prefix claims the page of this hash."""
+        """Return True if a prefix claims the page with this hash."""
         return hash_ in self._claims
 
     def num_kept_from(self, request: LiveRequest) -> int:
-        """Pages that are or will be pinned, and are not pages of this request's own prompt.
+        """Return how many pages are or will be pinned that are not in this request's prompt.
 
-        Goes by what was promised and not by the page table, which may hold duplicates of pinned
-        pages until they are published. So only a new reservation makes this number grow.
+        Counts claims rather than the page table, which may hold duplicates of pinned pages until they
+        are published. So only a new reservation raises this number.
         """
         if chain := self._chain(request):
             return self.num_pages - len(chain)
@@ -67,19 +67,23 @@ class Pins:
         return self.num_pages - shared
 
     def num_beside(self, request: LiveRequest) -> int:
-        """Pages that are or will be pinned for other requests than this one, its own prompt's among
-        them: what it cannot have if it has to compute its whole prompt."""
+        """Return how many pages are or will be pinned for other requests, shared ones included.
+
+        The request cannot have these if it has to compute its whole prompt.
+        """
         return self.num_pages - sum(self._claims[hash_] == 1 for hash_ in self._chain(request))
 
     def _chain(self, prefix: LiveRequest) -> tuple[bytes, ...]:
-        """What it has claimed, whether it was computed or not; nothing for other requests."""
+        """Return the claims of a named prefix, computed or not; empty for other requests."""
         if not prefix.asked.pins:
             return ()
         return self._promised.get(prefix.id) or self._pinned.get(prefix.id, ())
 
     def refuse_resize(self, num_pages: int) -> None:
-        """Raises PrefixQuotaExceeded where more is claimed than the quota of `num_pages`, or more by one client
-        than its share of that quota."""
+        """Refuse a size whose quota is below the claims, or whose share is below a client's claims.
+
+        Raises PrefixQuotaExceeded.
+        """
         quota = self.quota_of(num_pages)
         if self.num_pages > quota:
             raise PrefixQuotaExceeded(
@@ -95,7 +99,7 @@ class Pins:
             )
 
     def reserve(self, request: LiveRequest, chain: tuple[bytes, ...]) -> None:
-        """Claim the pages with these hashes. Raises PrefixQuotaExceeded; nothing happened then."""
+        """Claim the pages with these hashes. Raises PrefixQuotaExceeded without any change."""
         num_new = sum(hash_ not in self._claims for hash_ in chain)
         quota = self.quota_of(self._pool.num_pages)
         if self.num_pages + num_new > quota:
@@ -109,14 +113,14 @@ class Pins:
         self.claim(request, chain)
 
     def claim(self, request: LiveRequest, chain: tuple[bytes, ...]) -> None:
-        """`reserve` without its checks: a claim that was granted stays granted in the pool's successor."""
+        """Claim the pages without the checks of `reserve`, to move a granted claim to a new pool."""
         self._requests[request.id] = request.asked
         self._promised[request.id] = chain
         self._claims.update(chain)
         self._own.setdefault(request.asked.client, Counter()).update(chain)
 
     def fulfil(self, request: LiveRequest) -> list[int]:
-        """The pages to pin, now that the prompt has been computed and published."""
+        """Return the pages to pin, once the prompt has been computed and published."""
         chain = self._promised.pop(request.id)
         assert all(map(self._pool.index.is_known, chain)), (
             f"{request.id}: a page of the prefix is lost"
@@ -125,7 +129,7 @@ class Pins:
         return [self._pool.index.page_of(hash_) for hash_ in chain]
 
     def drop(self, request_id: str) -> list[int]:
-        """Give the claim up: the pages to unpin; none if the prefix is not pinned."""
+        """End the claim of a pinned prefix, and return the pages to unpin; none if it is not pinned."""
         if request_id not in self._pinned:
             return []
         chain = self._pinned.pop(request_id)
@@ -133,7 +137,7 @@ class Pins:
         return [self._pool.index.page_of(hash_) for hash_ in chain]
 
     def cancel(self, request: LiveRequest) -> None:
-        """Give the claim up of a prefix that is not pinned yet; no-op for other requests."""
+        """End the claim of a prefix that is not pinned yet; no-op for other requests."""
         if request.id in self._promised:
             self._give_up(request.id, self._promised.pop(request.id))
 
@@ -149,7 +153,7 @@ class Pins:
         claims = Counter(h for c in (*self._promised.values(), *self._pinned.values()) for h in c)
         assert claims == self._claims, "a claim is miscounted"
         own = {
-            client: Counter[bytes]() for client in {one.client for one in self._requests.values()}
+            client: Counter[bytes]() for client in {each.client for each in self._requests.values()}
         }
         for name, chain in (*self._promised.items(), *self._pinned.items()):
             own[self._requests[name].client].update(chain)
@@ -165,31 +169,31 @@ class Pins:
         if share >= 1:
             return
         own = self._pages_of(request.asked.client)
-        num_new, most = sum(hash_ not in own for hash_ in set(chain)), int(share * quota)
-        if len(own) + num_new > most:
+        num_new, max_own = sum(hash_ not in own for hash_ in set(chain)), int(share * quota)
+        if len(own) + num_new > max_own:
             raise PrefixQuotaExceeded(
                 f"the prefix needs {num_new} more pages of {self._pool.page_size} tokens, but one "
-                f"API key may have {most} of the {quota} pages for named prefixes and has "
+                f"API key may have {max_own} of the {quota} pages for named prefixes and has "
                 f"{len(own)}. Remove a prefix, shorten this one, or raise max_prefix_share_per_key."
             )
 
     def _beyond_share(self, quota: int) -> tuple[int, int] | None:
-        """(pages, pages of its share) of a client that claims more than its share of the quota.
+        """Return (pages, maximum) of a client that claims more than its share; None if there is none.
 
-        Its share is the largest with which one of its prefixes was added: the only key has the
+        A client's share is the largest with which one of its prefixes was added: the only key has the
         whole quota until another key is created.
         """
         shares: dict[str, float] = {}
         for request in self._requests.values():
             shares[request.client] = max(request.pin_share, shares.get(request.client, 0.0))
         for client, share in shares.items():
-            num_own, most = len(self._pages_of(client)), int(share * quota)
-            if num_own > most:
-                return num_own, most
+            num_own, max_own = len(self._pages_of(client)), int(share * quota)
+            if num_own > max_own:
+                return num_own, max_own
         return None
 
     def _pages_of(self, client: str) -> Collection[bytes]:
-        """Hashes of the pages that the client claims."""
+        """Return the hashes of the pages that the client claims."""
         return self._own.get(client, Counter()).keys()
 
     def _give_up(self, request_id: str, chain: Sequence[bytes]) -> None:

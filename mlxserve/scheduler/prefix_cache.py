@@ -1,4 +1,4 @@
-"""PrefixCache: what a request finds in the pool by the hashes of its pages, and why no more.
+"""PrefixCache: the cached pages that a request finds by its hashes, and the reason why it finds no more.
 
 Reads the pool, and decides nothing. The report discloses nothing of other clients' prompts: pages are
 compared within one salt only, and another salt is given as the reason only where the same client used
@@ -19,23 +19,23 @@ from mlxserve.cache.pages import PagePool
 from mlxserve.images.picture import marks_of, num_distinct, pictures_of
 from mlxserve.request import ANONYMOUS, CacheMiss, CacheReport, LiveRequest, Request
 
-MAX_REMEMBERED = 4096  # first pages whose salt is known
+MAX_REMEMBERED = 4096  # first pages whose last salt is remembered
 
 
 class Tail(NamedTuple):
-    """A page whose first tokens are the next of a prompt, which continues differently after them."""
+    """A page whose first `num_tokens` tokens continue a prompt, which then differs."""
 
     page: int
     num_tokens: int
 
 
 class _Match:
-    """What was found for a waiting request, as long as none of it is evicted."""
+    """The pages that a waiting request found, valid until one of them is evicted."""
 
     __slots__ = ("_known", "num_evicted", "pages")
 
     def __init__(self, num_evicted: int) -> None:
-        self.num_evicted = num_evicted  # of the pool, when these pages were all there
+        self.num_evicted = num_evicted  # the pool's count when all these pages were cached
         self.pages: list[int] = []
         self._known: set[int] = set()
 
@@ -47,14 +47,14 @@ class _Match:
         return not self._known.isdisjoint(evicted)
 
     def cut(self, count: int) -> None:
-        """Only the first `count` pages still hold what was found."""
+        """Keep only the first `count` pages."""
         if count < len(self.pages):
             self.pages = self.pages[:count]
             self._known = set(self.pages)
 
 
 class PrefixCache:
-    """Finds nothing where it is off, and tails only where they are copied."""
+    """The prefix cache of one pool; finds nothing if it is off, and tails only if they are copied."""
 
     def __init__(
         self,
@@ -64,18 +64,18 @@ class PrefixCache:
         copies_tails: bool,
         ends: Sequence[EndKind] = (),
     ) -> None:
-        """ends: kinds that limit how much of what is found can be used"""
+        """Take the pool, and the `ends` that limit how much of a cached prefix is usable."""
         self.is_on = is_on
         self._ends = ends
         self._copies_tails = is_on and copies_tails
         self._pool = pool
         self._explainer = Explainer(pool)
         self._matches: dict[LiveRequest, _Match] = {}
-        # Of requests that were looked up, live or ended, as long as their callers hold them.
+        # Page hashes of requests, live or ended, for as long as their callers hold them.
         self._hashes: WeakKeyDictionary[Request, list[bytes]] = WeakKeyDictionary()
 
     def serves(self, request: LiveRequest) -> bool:
-        """Whether the request finds pages here, and leaves its own."""
+        """Return True if the request reads and extends the cache."""
         return self.is_on and not request.asked.skips_cache
 
     # ---- hashes
@@ -90,30 +90,29 @@ class PrefixCache:
         extend_hashes(request.page_hashes, token_ids, page_size, asked.cache_salt, marks)
 
     def share_hashes(self, request: LiveRequest) -> None:
-        """Take the hashes of the prompt's pages from an earlier lookup, and keep the request's own for later ones."""
+        """Reuse the prompt's hashes of an earlier lookup, and keep the request's own for later ones."""
         known = self.known_hashes(request.asked)[: request.num_prompt // self._pool.page_size]
         if len(known) > len(request.page_hashes):
             request.page_hashes[:] = known
         self._hashes[request.asked] = request.page_hashes
 
     def known_hashes(self, asked: Request) -> Sequence[bytes]:
-        """Of its pages, those of its answer included; empty after a restart."""
+        """Return the hashes of a request's pages, including its answer's; empty after a restart."""
         return self._hashes.get(asked, ())
 
     def hashes_of(self, prompt: Sequence[int], salt: bytes) -> list[bytes]:
-        """Of the full pages of a prompt that no request asks for."""
+        """Return the hashes of a prompt's full pages, without a request."""
         hashes: list[bytes] = []
         marks = marks_of(pictures_of(prompt))
         extend_hashes(hashes, prompt, self._pool.page_size, salt, marks)
         return hashes
 
     def parent(self, request: LiveRequest, index: int) -> bytes:
-        """The hash before page `index` in its chain."""
+        """Return the hash of the page before page `index`."""
         return request.page_hashes[index - 1] if index else root(request.asked.cache_salt)
 
     def chain(self, request: LiveRequest) -> tuple[bytes, ...]:
-        """Hashes of the pages that a named prefix pins: the full ones, and its tail if it is to be
-        copied."""
+        """Return the hashes of the pages that a named prefix pins: full pages, and its tail if copied."""
         self.hash(request)
         full, tail = divmod(request.num_prompt, self._pool.page_size)
         pages = tuple(request.page_hashes[:full])
@@ -122,49 +121,51 @@ class PrefixCache:
         return (*pages, page_hash(*self.end_of_prompt(request)))
 
     def end_of_prompt(self, request: LiveRequest) -> tuple[bytes, Sequence[int]]:
-        """The page that the prompt ends in: the hash before it, and its tokens."""
+        """Return the page that the prompt ends in: the hash of the page before it, and its tokens."""
         full = request.num_prompt // self._pool.page_size
         tokens = request.token_ids[full * self._pool.page_size : request.num_prompt]
         return self.parent(request, full), tokens
 
-    # ---- what is found
+    # ---- lookups
 
     def matchable(self, request: LiveRequest, first: int = 0) -> list[bytes]:
-        """Hashes of its pages from `first` on, without the last token's: that one is always
-        computed."""
+        """Return the hashes of the request's pages from `first` on that may come from the cache.
+
+        The page of its last token is left out, because that token is always computed.
+        """
         return request.page_hashes[first : (len(request.token_ids) - 1) // self._pool.page_size]
 
     def match(self, request: LiveRequest) -> list[int]:
-        """Cached pages of its known tokens.
+        """Return the cached pages of a request's known tokens.
 
-        Remembered while it waits: as long as none of them is evicted, a match can only grow.
+        The match is remembered while the request waits: it only grows until one of its pages is evicted.
         """
         if not self.serves(request):
             return []
         self.hash(request)
-        found = self._matches.get(request)
-        if found is None:
-            found = self._matches[request] = _Match(self._pool.evictions.count)
-        evicted = self._pool.evictions.since(found.num_evicted)
-        if evicted is None or found.has_lost(evicted):
-            found.cut(self._pool.index.num_unchanged(found.pages, request.page_hashes))
-        found.num_evicted = self._pool.evictions.count
-        skip = len(found.pages)
+        match = self._matches.get(request)
+        if match is None:
+            match = self._matches[request] = _Match(self._pool.evictions.count)
+        evicted = self._pool.evictions.since(match.num_evicted)
+        if evicted is None or match.has_lost(evicted):
+            match.cut(self._pool.index.num_unchanged(match.pages, request.page_hashes))
+        match.num_evicted = self._pool.evictions.count
+        skip = len(match.pages)
         if skip < len(request.page_hashes) and self._pool.index.is_known(request.page_hashes[skip]):
-            found.add(self._pool.index.match(self.matchable(request), request.token_ids, skip=skip))
+            match.add(self._pool.index.match(self.matchable(request), request.token_ids, skip=skip))
         if not self._ends:
-            return found.pages
-        return found.pages[: num_usable(self._ends, request.page_hashes, len(found.pages))]
+            return match.pages
+        return match.pages[: num_usable(self._ends, request.page_hashes, len(match.pages))]
 
     def num_known(self, request: LiveRequest) -> int:
-        """Cached pages of a request that was matched, whether or not all kinds can go on after them."""
-        found = self._matches.get(request)
-        return len(found.pages) if found is not None else 0
+        """Return the number of matched pages, whether or not all kinds can continue after them."""
+        match = self._matches.get(request)
+        return len(match.pages) if match is not None else 0
 
     def tail(self, request: LiveRequest, cached: Sequence[int]) -> Tail | None:
-        """What could be copied after the `cached` pages that it matches. Holds as long as they do.
+        """Return the page to copy after the `cached` ones; valid as long as they are.
 
-        The last page of a prompt that is cached whole, or the end of a named prefix.
+        It is the last page of a prompt that is cached whole, or the end of a named prefix.
         """
         if not self._copies_tails or not self.serves(request):
             return None
@@ -183,7 +184,7 @@ class PrefixCache:
         return Tail(page, num_tokens) if num_tokens else None
 
     def forget(self, request: LiveRequest) -> None:
-        """Drop the match of a request that does not wait any more; no-op if there is none."""
+        """Drop the match of a request that no longer waits; no-op if there is none."""
         self._matches.pop(request, None)
 
     def check(self) -> None:
@@ -193,7 +194,7 @@ class PrefixCache:
                 f"the match of {request.id} names a page that is gone"
             )
 
-    # ---- what is reported
+    # ---- reports
 
     def report(
         self,
@@ -203,10 +204,11 @@ class PrefixCache:
         num_known: int,
         num_on_disk: int,
     ) -> CacheReport:
-        """Of a prompt of which `num_pages` were found, and `num_copied` tokens of the next page.
+        """Return the report of a prompt, of which `num_pages` were found.
 
-        num_known: pages that are cached, whether or not all kinds can go on after them
-        num_on_disk: pages after those found that are being read, and are added by `with_read`
+        num_copied: tokens that it copies of the next page
+        num_known: pages that are cached, whether or not all kinds can continue after them
+        num_on_disk: pages after the found ones that are being read; `with_read` adds them
         """
         if not self.serves(request):
             return CacheReport(0, 0, 0, CacheMiss.OFF)
@@ -221,15 +223,15 @@ class PrefixCache:
         return replace(found, num_tokens=num_tokens, differs_at=differs_at)
 
     def _missing(self, request: LiveRequest, num_known: int) -> CacheMiss:
-        """The reason why a prompt cannot go on after `num_known` cached pages."""
+        """Return the reason why a prompt cannot continue after `num_known` cached pages."""
         hashes = request.page_hashes
         lacking = (e for e in self._ends if e.num_usable(hashes, num_known) < num_known)
         return next(lacking).missing
 
     def with_read(self, report: CacheReport, num_pages: int, *, is_lost: bool) -> CacheReport:
-        """The report of a prompt of which `num_pages` more were read from disk.
+        """Return the report with `num_pages` more that were read from disk.
 
-        `is_lost`: the next one could not be read.
+        is_lost: the next page could not be read
         """
         num_tokens = num_pages * self._pool.page_size
         found = replace(
@@ -243,7 +245,7 @@ class PrefixCache:
         return found
 
     def report_fork(self, fork: LiveRequest, num_pages: int) -> CacheReport:
-        """Of a prompt that shares its full pages with the request it is a fork of."""
+        """Return the report of a fork, which shares `num_pages` full pages with its leader."""
         if not self.serves(fork):
             return CacheReport(0, 0, 0, CacheMiss.OFF)
         num_tokens = num_pages * self._pool.page_size
@@ -251,7 +253,7 @@ class PrefixCache:
 
 
 class Explainer:
-    """Remembers the salt of each client's last prompt, by its first page."""
+    """Finds the reason of a cache miss; remembers the salt of each client's last prompts."""
 
     def __init__(self, pool: PagePool) -> None:
         self._pool = pool
@@ -260,7 +262,7 @@ class Explainer:
     def report(
         self, request: LiveRequest, matchable: Sequence[bytes], num_pages: int
     ) -> CacheReport:
-        """The report of a prompt of which the first `num_pages` of `matchable` pages were found."""
+        """Return the report of a prompt that found the first `num_pages` of its `matchable` pages."""
         known_salt = self._remember(request)
         num_tokens = num_pages * self._pool.page_size
         if num_pages == len(matchable):
@@ -275,7 +277,7 @@ class Explainer:
         return CacheReport(num_pages, num_tokens, differs_at, CacheMiss.NEW_TEXT)
 
     def _remember(self, request: LiveRequest) -> bytes | None:
-        """The salt of this client's last prompt with the same first page."""
+        """Record the prompt's salt; return that of the client's last prompt with the same first page."""
         if len(request.token_ids) < self._pool.page_size:
             return None
         client = "" if request.asked.client.startswith(ANONYMOUS) else request.asked.client
