@@ -1,7 +1,7 @@
-"""Admission: which of the waiting requests start in this step, each only if it will find its pages.
+"""Admission: which of the waiting requests start in this step, each only if there are pages for it.
 
-`_look` decides about one request and changes nothing; `choose` does what the verdicts say, but for
-starting: the planner starts the requests it names.
+`_look` decides about one request and changes nothing. `choose` parks and counts by these verdicts, and yields the
+requests that the planner starts.
 """
 
 from __future__ import annotations
@@ -21,43 +21,43 @@ from mlxserve.scheduler.prefix_cache import Tail
 from mlxserve.scheduler.roster import Roster
 from mlxserve.scheduler.step import Step
 
-MAX_PASSED = 3  # requests without memory looked past in one step, as each look costs its length
+MAX_PASSED = 3  # requests without memory passed over in a step; bounds its time when they are long
 MAX_CANDIDATES = 16  # waiting requests looked at in one step; bounds its time when they are long
-# Of followers that are parked in one step. Each is looked at once, not in every step, so it does
-# not count as a candidate; but all its tokens are hashed, a million of them in about 30 ms.
+# Tokens of followers that are parked in one step. A follower is looked at once, not in every step, so it is no
+# candidate; but all its tokens are hashed, a million of them in about 30 ms.
 MAX_PARKED_TOKENS = 1 << 20
 
 
 class Verdict(Enum):
-    """What happens to a waiting request that was looked at."""
+    """The decision about a waiting request in one step."""
 
     START = auto()
-    FOLLOW = auto()  # others are computing its next pages: it waits for them beside the queue
+    FOLLOW = auto()  # others are computing its next pages: it is parked beside the queue
     PASS = auto()  # it lacks memory, and later ones may overtake it
-    DEFER = auto()  # what is left of the step ends before the next page boundary
-    SKIP = auto()  # it is not known yet which token it may sample
+    DEFER = auto()  # the rest of the budget ends before the next page boundary
+    SKIP = auto()  # its guide has not computed the mask of its first token yet
     STOP = auto()  # neither it nor a later one starts in this step
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """What a waiting request would begin with, as far as the verdict needed it."""
+    """A waiting request, the verdict about it, and what it would begin with."""
 
     request: LiveRequest
     verdict: Verdict
-    cached: Sequence[int] = ()  # pages it finds, from its first on
+    cached: Sequence[int] = ()  # cached pages, from its first page on
     num_on_disk: int = 0  # pages after these that it reads from disk
-    tail: Tail | None = None  # and what it copies of the next one
-    share: Limit | None = None  # None where it begins with pages from the disk
+    tail: Tail | None = None  # the page that it copies after these
+    share: Limit | None = None  # None if it begins with pages from the disk
     awaited: bytes | None = None  # hash of the last page that others are computing
 
 
 @dataclass(slots=True)
 class Supply:
-    """What waiting requests may have in a step.
+    """The units that waiting requests may have in a step.
 
-    num_pages: that are free and not reserved
-    num_reserved: units of each other kind that are, whether they are free or not
+    num_pages: full pages that are free and not reserved
+    num_reserved: reserved units of each other kind, whether they are free or not
     """
 
     num_pages: int
@@ -65,12 +65,12 @@ class Supply:
 
 
 class Admission:
-    """Looks at the waiting requests in order."""
+    """Chooses the waiting requests that start, in their order."""
 
     def __init__(
         self, config: SchedulerConfig, tables: PageTables, roster: Roster, stats: SchedulerStats
     ) -> None:
-        self.max_running = config.max_num_seqs  # fewer where memory is short
+        self.max_running = config.max_num_seqs  # lowered by `Scheduler.limit_running`
         self.starved: LiveRequest | None = None  # the first that lacked memory in the last plan
         self._config = config
         self._tables = tables
@@ -79,12 +79,12 @@ class Admission:
         self._stats = stats
 
     def choose(self, step: Step, now: int, first: LiveRequest | None = None) -> Iterator[Candidate]:
-        """Requests that start in step number `now`; start each one before asking for the next.
+        """Yield the requests that start in step number `now`; start each one before the next is chosen.
 
-        Only `first` if it cannot start yet: others have made way for it.
+        If `first` cannot start yet, no other request does: others were preempted for it.
 
-        What running requests have not computed of their prompts is reserved: merely checking lets
-        two long prompts in together that then preempt each other (P2 in vllm#37307).
+        The rest of running prompts is reserved: a mere check of free pages admits two long prompts
+        together that then preempt each other (P2 in vllm#37307).
         """
         self.starved = None
         if not self._has_place(step):
@@ -124,7 +124,7 @@ class Admission:
                 return
 
     def _supply(self) -> Supply:
-        """As of now: it takes time by the number of running requests, so once a plan."""
+        """Return the supply as of now, in time proportional to the running requests: once a plan."""
         running = self._roster.running.values()
         return Supply(
             self._pool.num_free - self.num_reserved(),
@@ -132,7 +132,7 @@ class Admission:
         )
 
     def num_found(self, asked: Request) -> int:
-        """Tokens of a prompt's full pages that are in memory or on disk now, from the first one on."""
+        """Return the number of leading tokens of a prompt whose pages are in memory or on disk now."""
         request, tables = LiveRequest(asked), self._tables
         tables.cache.share_hashes(request)
         num_pages = len(tables.cache.match(request))
@@ -143,7 +143,7 @@ class Admission:
     def _in_order(self, now: int, first: LiveRequest | None) -> Iterator[LiveRequest]:
         if first is not None:
             yield first
-        yield from (one for one in self._roster.waiting.in_order(now) if one is not first)
+        yield from (each for each in self._roster.waiting.in_order(now) if each is not first)
 
     def _look(
         self, request: LiveRequest, step: Step, supply: Supply, *, is_overtaking: bool
@@ -186,26 +186,26 @@ class Admission:
             end.expect(leader, num_pages)
 
     def _num_taken(self, look: Candidate) -> int:
-        """Free pages that a request takes with its start, and until its tail is copied."""
+        """Return the free pages that a request takes at its start, with the source of its tail."""
         taken = self._num_needed(look.request, look.cached)
         return taken + (self._pool.num_idle([look.tail.page]) if look.tail else 0)
 
     def count_overtaken(self, passed: Sequence[LiveRequest]) -> None:
-        """A request has started before these, which lack memory."""
+        """Count that a request has started before these, which lack memory."""
         for other in passed:
             other.num_overtaken += 1
         self._stats.overtakes += len(passed)
 
     def count_deferral(self, request: LiveRequest) -> None:
-        """The step has less than a page left for the request: counted once until it is computed."""
+        """Count that the step has less than a page left for a request, once until it is computed."""
         self._stats.align_deferrals += not request.is_deferred
         request.is_deferred = True
 
     def passed_by_fork(self, fork: LiveRequest, now: int) -> list[LiveRequest] | None:
-        """Those that a fork would overtake if it started beside the queue; None if it may not.
+        """Return the requests that a fork would overtake if it started now; None if it may not start.
 
-        A fork needs no look, but as any other request it takes no page that is reserved, and
-        overtakes only where they may be overtaken.
+        A fork needs no verdict, but like any other request it takes no reserved page, and overtakes only
+        requests that may be overtaken.
         """
         if len(self._roster.running) >= self.max_running:
             return None
@@ -239,9 +239,9 @@ class Admission:
         )
 
     def num_reserved(self) -> int:
-        """Pages that running requests will need: for their prompts, and after a preemption to grow.
+        """Return the pages that running requests will need for their prompts, and to grow after a preemption.
 
-        To grow by the 75th percentile of past answers gained nothing over `growth_pages` = 2. Five
+        Growth by the 75th percentile of past answers gained nothing over `growth_pages` = 2. Five
         paired seeds, 48 chats in 1,024 pages: makespan +16 ± 11 s of 1,252, TTFT p95 +1.5 ± 2.1 s
         of 93, preemptions 12 instead of 8; no reserve at all: 36 preemptions, five times the
         tokens computed again.
@@ -251,15 +251,15 @@ class Admission:
         return growth + sum(map(self.reserved_for, running))
 
     def reserved_for(self, request: LiveRequest) -> int:
-        """Pages that a running request will need for its prompt."""
+        """Return the pages that a running request will still need for its prompt."""
         return max(0, -(-request.prefill_end // self._pool.page_size) - len(request.page_table))
 
     def num_lacking(self, request: LiveRequest, cached: Sequence[int]) -> int:
-        """Pages that the request needs beyond those that it may have; 0 or less if it has enough."""
+        """Return how many pages the request lacks; 0 or less if there are enough."""
         return self._num_needed(request, cached) - (self._pool.num_free - self.num_reserved())
 
     def _lacks_memory(self, request: LiveRequest, cached: Sequence[int], supply: Supply) -> bool:
-        # Most would fit even with nothing cached, and most are deferred: counting comes last.
+        # Most requests would fit even with nothing cached: the exact count comes last.
         if self._num_pages(request) > supply.num_pages < self._num_needed(request, cached):
             return True
         num_cached = len(cached)
@@ -270,11 +270,11 @@ class Admission:
 
     @staticmethod
     def _can_read(supply: Supply) -> bool:
-        """Whether there is room for what other kinds need after pages that are read."""
+        """Return True if every other kind has room for the units read after pages from disk."""
         return all(end.room.can_read(number) for end, number in supply.num_reserved.items())
 
     def lacking(self, request: LiveRequest, cached: Sequence[int]) -> dict[EndKind, int]:
-        """As `num_lacking`, of units of the other kinds."""
+        """Return how many units of each other kind the request lacks."""
         running, num_cached = self._roster.running.values(), len(cached)
         return {
             end: end.room.num_lacking(request, num_cached, end.room.num_reserved(running))
@@ -285,13 +285,13 @@ class Admission:
         return -(-len(request.token_ids) // self._pool.page_size)
 
     def _num_needed(self, request: LiveRequest, cached: Sequence[int]) -> int:
-        """Free pages that it takes, including the free ones among those that it finds."""
+        """Return how many free pages a request takes, including free ones among its cached pages."""
         needed = self._num_pages(request) - len(cached)
         needed += self._pool.num_idle(cached)
         return needed
 
     def _tail(self, request: LiveRequest, cached: Sequence[int], available: int) -> Tail | None:
-        """What it can copy. Until that is done, a source that no request holds is one page more."""
+        """Return the tail that a request can copy: the source is held until then, so it must be spare."""
         tail = self._tables.cache.tail(request, cached)
         if tail is None:
             return None
@@ -300,7 +300,8 @@ class Admission:
 
     def _first_share(self, request: LiveRequest, start: int, step: Step, supply: Supply) -> Limit:
         end, budget, page_size = len(request.token_ids), step.budget_at(start), self._pool.page_size
-        for kind, number in supply.num_reserved.items():  # its whole prompt need not have units
+        # The other kinds need not have units for the whole prompt.
+        for kind, number in supply.num_reserved.items():
             num_pages = kind.room.num_growable_from(request, start // page_size, number)
             budget = min(budget, num_pages * page_size)
         return limit(start, end, end, budget, step.ctx)

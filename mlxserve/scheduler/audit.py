@@ -32,7 +32,7 @@ def check_ending(requests: Iterable[LiveRequest], pool: PagePool, num_unread: in
 
 
 def check_foresight(request: LiveRequest, page_size: int, last: int) -> None:
-    """What is not looked at in the next steps (`decodes_until`, `commits_until`) needs no look.
+    """Audit that the steps before `decodes_until` and `commits_until` need no full plan or commit.
 
     last: the last position that the request may have
     """
@@ -65,5 +65,5 @@ def _check_holder(request: LiveRequest, pool: PagePool, num_unread: int) -> None
 
 
 def _was_lost(request: LiveRequest) -> bool:
-    """Whether it was to begin with pages from disk, which could not be read."""
+    """Return True if the request was to begin with pages from disk that could not be read."""
     return request.cache is not None and request.cache.reason is CacheMiss.LOST

@@ -1,11 +1,11 @@
 """Balance: moves memory between the pages of several kinds, at the beginning of a plan.
 
-    full pages    0 ............ limit ──▶ num_pages          limits times bytes of a page are never more
-    window pages  0 .. limit ──▶ num_pages                    than the memory that the kinds share
+    full pages    0 ............ limit ──▶ num_pages          the pages below the limits never have more
+    window pages  0 .. limit ──▶ num_pages                    bytes than the memory that the kinds share
 
-A kind that needs more than it has without loss takes pages of another kind that cost less: that are blank or of no
-use, or that would take fewer tokens a byte to compute again, for how long ago they were used. What a request cannot
-begin or go on without, it gets at any cost but that of other running requests.
+A kind that has too few blank or useless pages takes pages of another kind that cost less: blank or useless ones, or
+those that take fewer tokens per byte to compute again, divided by the time since their last use. A page that a request
+needs to begin or to continue is taken at any cost but that of other running requests.
 
 Within a plan the limits stay, so whoever counts free pages counts those of one kind. Only blank ids can be closed: what
 is above the new limit and stays moves below it, which changes the page tables of running requests. So no step may be
@@ -25,14 +25,15 @@ from mlxserve.scheduler.admission import Admission
 from mlxserve.scheduler.page_tables import PageTables
 from mlxserve.scheduler.roster import Roster
 
-# Times by which pages of another kind must be cheaper: arrays that have another size are copied.
+# How many times cheaper the pages of another kind must be: resizing copies arrays.
 _MARGIN = 1.5
-_AT_ONCE = 8  # one in: of the pages of a kind, those that it gives at once where they are of no use
+# A kind gives up to an eighth of its pages at once, if they are useless.
+_AT_ONCE = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Resize:
-    """What the engine does with the arrays of a kind: copy pages, then have memory for `num_pages` at most."""
+    """A change of a kind's arrays: copy `sources` to `targets`, then shrink to `num_pages` pages."""
 
     kind: str
     sources: Sequence[int]
@@ -41,7 +42,7 @@ class Resize:
 
 
 class _Transfer(NamedTuple):
-    """`num_pages` that `taker` gets, for which `giver` gives as many bytes."""
+    """A move of memory: `taker` gets `num_pages`, and `giver` gives as many bytes."""
 
     giver: Lending
     taker: Lending
@@ -49,7 +50,7 @@ class _Transfer(NamedTuple):
 
 
 class Balance:
-    """Over the kinds of one scheduler whose units are pages."""
+    """Divides memory between the kinds of one scheduler whose units are pages."""
 
     def __init__(
         self, memory: PoolMemory, tables: PageTables, roster: Roster, admission: Admission
@@ -60,7 +61,7 @@ class Balance:
         self._admission = admission
         self._kinds = [kind.lending for kind in tables.kinds if kind.lending is not None]
         self._resizes: list[Resize] = []
-        self.has_prompts = False  # whether the last plan had some, or left them for later
+        self.has_prompts = False  # True if prompts were running at the last plan
         full, *others = self._kinds
         for kind in others:
             kind.weight = self._bytes(kind) / self._bytes(full)
@@ -78,22 +79,22 @@ class Balance:
 
     @property
     def _num_left(self) -> int:
-        """Bytes that no kind has."""
+        """Number of bytes that no kind has."""
         return self.memory.nbytes - sum(
             kind.pool.blank.limit * self._bytes(kind) for kind in self._kinds
         )
 
     def pop_resizes(self) -> list[Resize]:
-        """What happened since the last call, in order."""
+        """Return the resizes since the last call, in order."""
         resizes, self._resizes = self._resizes, []
         return resizes
 
     def is_wanted(self, now: int) -> bool:
-        """Whether memory moves before plan number `now`, if no step is unread then."""
+        """Return True if memory would move before plan number `now`, with no step unread."""
         return self._next(now) is not None
 
     def run(self, now: int) -> bool:
-        """Move memory where plan number `now` wants it; whether any was. No step may be unread."""
+        """Move memory for plan number `now`; return True if any moved. No step may be unread."""
         assert not self._tables.num_unread, "an unread step uses pages"
         for kind in self._kinds:
             kind.settle()
@@ -112,10 +113,10 @@ class Balance:
                 f"not even one request goes on: {kind.name}"
             )
 
-    # ---- decides
+    # ---- decisions
 
     def _next(self, now: int) -> _Transfer | None:
-        """The next transfer; None if the kinds have what they need, or cannot get it."""
+        """Return the next transfer; None if no kind needs memory, or none can give it."""
         if self._is_at_rest():
             return None
         transfer = self._for_starved()
@@ -138,14 +139,14 @@ class Balance:
         return transfer
 
     def _is_at_rest(self) -> bool:
-        """Whether there are answers only, and pages for them that nobody misses."""
+        """Return True if only answers run, and each kind has spare pages for them."""
         running = self._roster.running
         if self.has_prompts or self._roster.waiting.num_queued:
             return False
         return all(kind.num_spare >= len(running) for kind in self._kinds)
 
     def _for_starved(self) -> _Transfer | None:
-        """For the request that lacked memory in the last plan, if it begins with this."""
+        """Return a transfer with which the request that lacked memory in the last plan can begin."""
         request = self._admission.starved
         if request is None or request.state is not RequestState.WAITING:
             return None
@@ -160,7 +161,7 @@ class Balance:
         return None
 
     def _num_growing(self, kind: Lending) -> int:
-        """Pages that running requests need to go on; an upper bound where there are enough."""
+        """Return the pages that running requests need next; an upper bound if there are enough."""
         running = self._roster.running
         if len(running) <= kind.pool.num_free:
             return len(running)
@@ -171,7 +172,7 @@ class Balance:
         )
 
     def _num_wanted(self, kind: Lending, now: int) -> int:
-        """Pages that the next plan probably takes."""
+        """Return the number of pages that the next plan will probably allocate."""
         running, waiting = self._roster.running, self._roster.waiting
         num_wanted = self._num_own(kind)
         if waiting.num_queued and len(running) < self._admission.max_running:
@@ -180,24 +181,24 @@ class Balance:
         return num_wanted
 
     def _num_own(self, kind: Lending) -> int:
-        """Free pages that running requests will take soon."""
+        """Return the number of free pages that running requests will allocate soon."""
         running = self._roster.running.values()
         prompts = [request for request in running if request.num_computed < request.prefill_end]
         return len(running) + sum(map(kind.num_left, prompts))
 
     def _num_cheaper(self, giver: Lending, taker: Lending) -> int:
-        """Pages of the giver that cost less than those that the taker would evict."""
+        """Return how many pages of the giver cost less than those that the taker would evict."""
         is_cheaper = giver.next_cost() * _MARGIN < taker.next_cost()
         return giver.pool.num_free if is_cheaper else giver.num_spare
 
     def _count(self, giver: Lending, taker: Lending, count: int, most: int) -> int:
-        """How many of `count` pages the taker can have if the giver gives `most` at most."""
+        """Return how many of `count` pages the taker can have if the giver gives at most `most`."""
         count = min(count, taker.pool.num_pages - taker.pool.blank.limit)
         most = max(0, min(most, giver.pool.blank.limit - giver.num_fewest))
         nbytes = most * self._bytes(giver) + self._num_left
         return max(0, min(count, nbytes // self._bytes(taker)))
 
-    # ---- moves
+    # ---- transfers
 
     def _move(self, transfer: _Transfer) -> None:
         giver, taker, count = transfer
@@ -210,7 +211,7 @@ class Balance:
     def _give(self, giver: Lending, count: int) -> None:
         blank = giver.pool.blank
         if blank.limit - count < blank.num_open:
-            # Arrays are copied: so rather more at once, if that costs nothing.
+            # Resizing copies the arrays: give more at once if these pages are useless.
             num_useless = giver.num_spare - self._num_own(giver)
             count = max(count, min(num_useless // 2, blank.limit // _AT_ONCE))
         limit = max(giver.num_fewest, blank.limit - count)
@@ -219,7 +220,7 @@ class Balance:
 
     def _lower(self, giver: Lending, limit: int) -> None:
         running = self._roster.running.values()
-        fixed = {page for one in running if one.loading for page in giver.table(one)}
+        fixed = {page for each in running if each.loading for page in giver.table(each)}
         targets = giver.pool.lower(limit, fixed)
         for request in running:
             if max(giver.named(request), default=-1) >= giver.pool.blank.limit:

@@ -1,7 +1,7 @@
-"""Commit: what a step sampled becomes part of its requests: tokens, cached pages, forks, ends.
+"""Commit: applies the results of a step to its requests: tokens, cached pages, forks, ends.
 
-Most results are one more token. A request is looked at again at the position `commits_until`, where a
-page is full, its answer may have reached its limit, or is compared with itself.
+Most results are one more token. The full commit runs from the position `commits_until` on, where a page is full,
+or the answer may have reached its limit or has to be checked for repetition.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from mlxserve.scheduler.roster import Roster
 
 
 class Commit:
-    """Takes, publishes, forks, ends."""
+    """Commits the results of steps, in the order of their launches."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Commit:
     def update(
         self, chunks: Sequence[Chunk], sampled: Sequence[Sampled | None], now: int
     ) -> list[Output]:
-        """As `Scheduler.update`, before step number `now + 1`."""
+        """Commit a step as `Scheduler.update` does, before step number `now + 1`."""
         self._tables.step_read()
         outputs: list[Output] = []
         guided: list[LiveRequest] = []
@@ -71,7 +71,7 @@ class Commit:
         return outputs
 
     def _look(self, chunk: Chunk, result: Sampled | None, now: int) -> list[Output]:
-        """Commit any chunk: part of a prompt, with a draft, of a request that has ended."""
+        """Commit any kind of chunk: part of a prompt, with a draft, or of a request that has ended."""
         request = chunk.request
         assert chunk.samples == (result is not None), f"{request.id}: sampled out of turn"
         is_finished = request.is_finished
@@ -97,9 +97,9 @@ class Commit:
     def _take(
         self, request: LiveRequest, draft: Sequence[int], result: Sampled
     ) -> tuple[list[Sampled], FinishReason | None]:
-        """Append what was sampled: (what was appended, why the request ends with it).
+        """Append the sampled tokens; return them, and the reason if the request ends with them.
 
-        What follows a token of the draft counts if that token is the one that was sampled in its
+        The token after a draft's token is accepted if that token equals the one that was sampled in its
         place, up to a token that ends the request. The numbers drawn for a position depend on seed
         and position alone (`sampler.key_of`), so these are the tokens that steps of one token would
         sample, also at a temperature: nothing is rejected at random.
@@ -116,7 +116,7 @@ class Commit:
         return taken, reason
 
     def _reason(self, request: LiveRequest) -> FinishReason | None:
-        """Why the request ends with its newest token; None if it continues."""
+        """Return the reason if the request ends with its newest token; None if it continues."""
         if request.token_ids[-1] in request.ends_on:
             return FinishReason.STOP
         if len(request.token_ids) >= self._tables.capacity.max_length(request):
@@ -124,7 +124,7 @@ class Commit:
         return FinishReason.REPETITION if _is_in_loop(request) else None
 
     def _end_draft(self, chunk: Chunk, taken: Sequence[Sampled]) -> None:
-        """The rows of accepted tokens count as computed; the others will be written again."""
+        """Count the rows of accepted tokens as computed; the others will be overwritten."""
         request, num_accepted = chunk.request, max(0, len(taken) - 1)
         request.is_drafting = False
         request.num_computed += num_accepted
@@ -138,7 +138,7 @@ class Commit:
                 self._drafts.learn(request, len(chunk.draft), num_accepted)
 
     def _publish(self, chunk: Chunk) -> None:
-        """Make the pages findable that the chunk completed, now that it has been computed."""
+        """Publish the pages that a computed chunk has completed."""
         request, page_size = chunk.request, self._page_size
         # A token that was dropped with its request's end stays unknown.
         end = min(chunk.end, len(request.token_ids))
@@ -156,7 +156,7 @@ class Commit:
         reason: FinishReason | None,
         now: int,
     ) -> list[Output]:
-        """The request's newest tokens were read: it continues, or ends for this reason."""
+        """Finish a request for this reason, or let it continue, and report its newest tokens."""
         if len(request.token_ids) == request.num_prompt + 1:
             self._fork(request, now)
         if reason is not None:
@@ -168,7 +168,7 @@ class Commit:
         return [*outputs, self.output(request, taken[-1], reason, request.num_outputs)]
 
     def _next_look(self, request: LiveRequest) -> int:
-        """The position whose chunk is the first that more than a token may come of."""
+        """Return the position from which chunks need the full commit."""
         params = request.asked.params
         if request.asked.guide is not None or params.stop_on_repetition:
             return 0
@@ -183,7 +183,7 @@ class Commit:
         reason: FinishReason | None,
         num_outputs: int,
     ) -> Output:
-        """`num_outputs`: tokens of the answer up to this one."""
+        """Return an output; `num_outputs` counts the tokens of the answer up to this one."""
         speculation = None
         if self._drafts is not None:
             speculation = SpeculationReport(request.num_drafted, request.num_accepted)
@@ -208,7 +208,7 @@ class Commit:
         self.end(request, reason)
 
     def end(self, request: LiveRequest, reason: FinishReason) -> None:
-        """The request gives up its place and its pages."""
+        """End a request, and release its pages."""
         self._roster.end(request, reason)
         if self._drafts is not None:
             self._drafts.forget(request)
@@ -217,7 +217,7 @@ class Commit:
     # ---- samples of one prompt
 
     def _fork(self, leader: LiveRequest, now: int) -> None:
-        """Its prompt has been computed: start the forks that waited for it, as far as possible."""
+        """Start the forks of a leader whose prompt has been computed, or queue them."""
         for fork in self._roster.forks.pop(leader):
             fork.leader = None
             passed = None if fork.num_prompt == 1 else self._admission.passed_by_fork(fork, now)
@@ -250,7 +250,7 @@ def _is_in_loop(request: LiveRequest) -> bool:
 
 
 def _ask_guides(requests: Sequence[LiveRequest]) -> None:
-    """Have the masks computed that follow the tokens just read, all at once."""
+    """Request the masks after the tokens just read, of all guides at once."""
     for guide in [request.feed_guide() for request in requests if not request.is_finished]:
         if guide is not None:
             guide.ask()

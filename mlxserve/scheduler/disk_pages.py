@@ -1,4 +1,4 @@
-"""DiskPages: the second floor of the prefix cache. Which pages go to disk, and which come back.
+"""DiskPages: the second level of the prefix cache: which pages are written to disk, and which are read.
 
     in memory ── preempted, in mode SWAP: Save ──▶ on disk      (others are written by the engine)
         ▲                                            │
@@ -26,36 +26,36 @@ _SOON = 64  # pages that can be allocated before one of those evicted next is lo
 
 
 class Disk(Protocol):
-    """Records of the units of each kind, by the hashes of pages. They may be lost at any time."""
+    """Records of the units of each kind, by the hashes of pages. Any record may be lost at any time."""
 
     def num_leading(self, hashes: Sequence[bytes], /) -> int:
-        """How many of these full pages are there, from the first one on."""
+        """Return how many of these full pages are on disk, from the first one on."""
 
     def has(self, kind: str, hash_: bytes, /) -> bool:
-        """Whether the unit of this kind with this hash is there."""
+        """Return True if the unit of this kind with this hash is on disk."""
 
     def pays(self, num_tokens: int, /) -> bool:
-        """Whether reading the pages of `num_tokens` is probably faster than computing them."""
+        """Return True if reading the pages of `num_tokens` is probably faster than computing them."""
 
     def use(self, uses: Mapping[str, Uses], /) -> None:
-        """Note that a request has used these units until now, by their kinds."""
+        """Record that a request has just used these units, by their kinds."""
 
     def unwritten(self, kind: str, /) -> Iterator[bytes]:
-        """Used units that are not on disk and would be kept there, the last used first."""
+        """Yield used units that are not on disk and would be kept there, the last used first."""
 
     def is_unwritten(self, kind: str, hash_: bytes, /) -> bool:
-        """Whether a unit was used, is not on disk and would be kept there."""
+        """Return True if a unit was used, is not on disk and would be kept there."""
 
     def forget(self, kind: str, hashes: Iterable[bytes], /) -> None:
-        """These units are no longer in memory."""
+        """Forget that these units were used: they are no longer in memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """Write units to disk, before anything else is written to them.
+    """Units to write to disk before they are overwritten.
 
-    units: of each kind, with their hashes; those of full pages first
-    number: of the preemption, if it is to be logged once it is known what the disk took
+    units: (kind, units) of each kind, full pages first
+    number: that of the preemption, if it is to be logged once the disk has answered
     """
 
     request_id: str
@@ -65,9 +65,9 @@ class Save:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Read the pages of `run` into these pages of the pool.
+    """The pages of `run` to read into these pages of the pool.
 
-    ends: where these are the last ones: units of each other kind, with which the request goes on after them
+    ends: with the last pages, the units of each other kind that the request needs to continue
     """
 
     request: LiveRequest
@@ -77,18 +77,18 @@ class Load:
 
     @property
     def is_last(self) -> bool:
-        """Whether what other kinds need is read with these pages."""
+        """True if the units of the other kinds are read with these pages."""
         return bool(self.ends)
 
     @property
     def is_wanted(self) -> bool:
-        """Whether its request still waits for these pages."""
+        """True while its request waits for these pages."""
         return self.request.loading is self.run
 
 
 @dataclass(slots=True)
 class DiskPlan:
-    """What the engine has to do before it launches the step that was planned."""
+    """The saves and loads to begin before the planned step is launched."""
 
     saves: list[Save] = field(default_factory=list)
     loads: list[Load] = field(default_factory=list)
@@ -98,7 +98,7 @@ class DiskPlan:
 
 
 class DiskPages:
-    """Plans the moves. What a request reads is in the request: `disk_end`, `loading`."""
+    """Plans saves and loads. The state of a load is in its request: `disk_end`, `loading`."""
 
     def __init__(
         self,
@@ -107,8 +107,11 @@ class DiskPages:
         kinds: Sequence[UnitKind],
         ends: Sequence[EndKind] = (),
     ) -> None:
-        """kinds: the full pages, and then the ends: pages are of use only up to one after which each of these
-        can go on"""
+        """Take the pool, the disk and all kinds.
+
+        kinds: the full pages, then the ends
+        ends: kinds that limit how much of a prefix is usable
+        """
         self._pool = pool
         self._disk = disk
         self._kinds = tuple(kinds)
@@ -116,13 +119,12 @@ class DiskPages:
         self._plan = DiskPlan()
 
     def pop_plan(self) -> DiskPlan:
-        """What was planned since the last call."""
+        """Return the plan since the last call."""
         plan, self._plan = self._plan, DiskPlan()
         return plan
 
     def num_found(self, hashes: Sequence[bytes], first: int, end: int) -> int:
-        """How many of the pages first .. end are to be read, from the first one on, instead of
-        computed."""
+        """Return how many of the pages first .. end are to be read instead of computed."""
         if self._disk is None:
             return 0
         num_pages = self._disk.num_leading(hashes[first:end])
@@ -134,9 +136,9 @@ class DiskPages:
         return num_pages
 
     def save(self, request: LiveRequest, number: int | None = None) -> Save | None:
-        """Have its full pages written that no other request holds, and that are not on disk.
+        """Plan to write the request's full pages that no other request holds and that are not on disk.
 
-        None if there are none. `number` as in `Save`.
+        Returns None if there are none. `number` is that of `Save`.
         """
         if self._disk is None:
             return None
@@ -152,14 +154,16 @@ class DiskPages:
         return partial(self._disk.has, kind.name)
 
     def use(self, request: LiveRequest) -> None:
-        """Note that a request has used its pages until now."""
+        """Record that a request has just used its pages."""
         if self._disk is None:
             return
         self._disk.use({kind.name: kind.used_by(request) for kind in self._kinds})
 
     def unwritten(self, kind: UnitKind, limit: int) -> list[tuple[bytes, int]]:
-        """(hash, unit) of units that are not on disk and would be kept there: those of named prefixes, then the
-        last used ones; up to `limit`."""
+        """Return up to `limit` (hash, unit) that are not on disk and would be kept there.
+
+        Those of named prefixes come first, then the last used ones.
+        """
         if self._disk is None:
             return []
         disk, name = self._disk, kind.name
@@ -177,7 +181,7 @@ class DiskPages:
         return list(found.items())
 
     def endangered(self, limit: int) -> list[tuple[bytes, int]]:
-        """(hash, page) of full pages as in `unwritten` that will be evicted soon; up to `limit`."""
+        """Return up to `limit` (hash, page) of unwritten full pages that will be evicted soon."""
         if self._disk is None:
             return []
         name = self._kinds[0].name
@@ -191,7 +195,7 @@ class DiskPages:
         return list(islice(missing, limit))
 
     def endangered_at_end(self, kind: UnitKind, limit: int) -> list[tuple[bytes, int]]:
-        """(hash, unit) of units as in `unwritten` of places that are given up soon; up to `limit`."""
+        """Return up to `limit` (hash, unit) of unwritten units whose ends will be dropped soon."""
         if self._disk is None or kind.lending is None:
             return []
         is_unwritten = partial(self._disk.is_unwritten, kind.name)
@@ -199,14 +203,14 @@ class DiskPages:
         return list(islice(found, limit))
 
     def num_left(self, request: LiveRequest) -> int:
-        """Tokens that the request goes on to read, from the one after its last computed one."""
+        """Return how many tokens after its computed ones the request will read next."""
         page_size = self._pool.page_size
         if request.num_computed < request.disk_resume * page_size:
             return 0
         return max(0, request.disk_end * page_size - request.num_computed)
 
     def skip_lost(self, request: LiveRequest) -> None:
-        """The page after its last computed one is lost: read those after it once it is computed."""
+        """Skip a lost page, the one after the computed ones: read those after it once it is computed."""
         resume = request.num_computed // self._pool.page_size + 1
         num_pages = 0
         if not self._ends:
@@ -215,7 +219,7 @@ class DiskPages:
         request.disk_end = resume + num_pages if num_pages else 0
 
     def load(self, request: LiveRequest, end: int) -> None:
-        """Have its pages up to page `end` read into its page table, after what is computed."""
+        """Plan to read the request's pages up to page `end` into its page table, after the computed ones."""
         first = request.num_computed // self._pool.page_size
         assert first < end <= request.disk_end, "nothing is to be read"
         request.loading = PageRun(first, tuple(request.page_hashes[first:end]))

@@ -30,7 +30,7 @@ _BITS = 21  # of a token id in a key; vocabularies have up to 2**18 tokens
 
 
 class Drafts:
-    """The drafts of all requests of a scheduler, none longer than `max_tokens` tokens."""
+    """The drafts of all requests of a scheduler, of at most `max_tokens` tokens each."""
 
     def __init__(self, max_tokens: int) -> None:
         self._max_tokens = max_tokens
@@ -38,23 +38,23 @@ class Drafts:
 
     @property
     def num_kept(self) -> int:
-        """Requests of which something is kept."""
+        """Number of requests that have a lookup."""
         return len(self._lookups)
 
     def is_in_sight(self, request: LiveRequest) -> bool:
-        """Whether the request, whose newest token is unread, will probably have a draft after it."""
+        """Return True if the request, whose newest token is unread, will probably have a draft after it."""
         return self._lookup(request).is_in_sight(request.token_ids)
 
     def draft(self, request: LiveRequest, max_tokens: int) -> tuple[int, ...]:
-        """Up to `max_tokens` tokens that may follow the known ones, which are all that were sampled."""
+        """Return up to `max_tokens` tokens that may follow the known ones; no sampled token is unread."""
         return self._lookup(request).draft(request.token_ids, min(max_tokens, self._max_tokens))
 
     def learn(self, request: LiveRequest, num_drafted: int, num_accepted: int) -> None:
-        """The model has sampled `num_accepted` of the tokens of a draft."""
+        """Adapt to a draft of which the model has accepted `num_accepted` tokens."""
         self._lookup(request).learn(num_drafted, num_accepted)
 
     def forget(self, request: LiveRequest) -> None:
-        """The request does not run any more."""
+        """Drop the lookup of a request that no longer runs."""
         self._lookups.pop(request, None)
 
     def clear(self) -> None:
@@ -67,27 +67,27 @@ class Drafts:
 
 
 class Lookup:
-    """Where each three tokens of one text occurred last, and how well that has predicted it.
+    """The last occurrence of every three tokens of one text, and the success of its drafts.
 
-    A draft is doubled when it is accepted and halved when it is not. One without any accepted
-    token makes later ones need a longer match: ordinary text repeats three tokens often, and
+    The length of drafts is doubled after an accepted one and halved after a rejected one. A draft without any
+    accepted token makes later ones need a longer match: ordinary text repeats three tokens often, and
     twelve only where it copies.
     """
 
     def __init__(self) -> None:
         self._ends: dict[int, int] = {}  # from a gram to the position of its last token
-        self._num_indexed = 0  # positions; the text's last one never is
+        self._num_indexed = 0  # positions; never the last one of the text
         self._size = _FIRST_DRAFT
         self._context = _GRAM  # tokens that must match
         self._was_in_sight = False
 
     def is_in_sight(self, token_ids: TokenIds) -> bool:
-        """As `Drafts.is_in_sight`."""
+        """Return `Drafts.is_in_sight` of this text, and remember it."""
         self._was_in_sight = self._find(token_ids) is not None
         return self._was_in_sight
 
     def draft(self, token_ids: TokenIds, max_tokens: int) -> tuple[int, ...]:
-        """The tokens that followed the last match, repeated where that overlaps with the end."""
+        """Return the tokens that followed the last match, repeated if the match overlaps with the end."""
         was_in_sight, self._was_in_sight = self._was_in_sight, False
         if max_tokens < 1:
             return ()
@@ -101,7 +101,7 @@ class Lookup:
         return tuple(takewhile(lambda token: token >= 0, drawn))  # no row of an image
 
     def learn(self, num_drafted: int, num_accepted: int) -> None:
-        """As `Drafts.learn`."""
+        """Adapt the length of drafts and the required match, as `Drafts.learn` says."""
         if num_accepted == num_drafted:
             self._size = max(self._size, 2 * num_drafted)
         else:
@@ -115,7 +115,7 @@ class Lookup:
         self._context = min(2 * self._context, _LONGEST_CONTEXT)
 
     def _find(self, token_ids: TokenIds) -> int | None:
-        """The position after the last earlier place that matches the end of the text."""
+        """Return the position after the last earlier match of the end of the text."""
         self._index(token_ids)
         last = len(token_ids) - 1
         if last < self._context or self._num_indexed < last:
@@ -136,6 +136,6 @@ class Lookup:
 
 
 def _gram(token_ids: TokenIds, last: int) -> int:
-    """The three tokens up to `last` as one number."""
+    """Return the three tokens up to `last` as one number."""
     first, second, third = token_ids[last - 2], token_ids[last - 1], token_ids[last]
     return (first << 2 * _BITS) | (second << _BITS) | third

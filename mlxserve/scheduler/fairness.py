@@ -20,25 +20,25 @@ class FairShare:
     def __init__(self) -> None:
         self._tokens: dict[str, int] = {}
         self._num_live: Counter[str] = Counter()
-        # Of live clients, and of some that left. Counters only grow, so what is here is at most too low.
+        # A heap of live clients, and of some that left. Counters only grow, so an entry may be too low.
         self._lowest: list[tuple[int, str]] = []
         self._in_heap: set[str] = set()
 
     def tokens_of(self, client: str) -> int:
-        """Weighted tokens; only differences between clients mean anything."""
+        """Return a client's weighted tokens, to be compared with those of other clients."""
         return self._tokens[client]
 
     def arrive(self, client: str) -> None:
-        """The client has one more live request."""
+        """Count one more live request of a client."""
         if client not in self._num_live:
-            self._tokens[client] = max(self._tokens.get(client, 0), self._least())
+            self._tokens[client] = max(self._tokens.get(client, 0), self._min_tokens())
             if client not in self._in_heap:
                 self._in_heap.add(client)
                 heappush(self._lowest, (self._tokens[client], client))
         self._num_live[client] += 1
 
     def leave(self, client: str) -> None:
-        """The client has one live request less."""
+        """Count one live request less of a client."""
         self._num_live[client] -= 1
         if self._num_live[client]:
             return
@@ -48,11 +48,11 @@ class FairShare:
             self._lowest.clear()
             self._in_heap.clear()
             return
-        if self._tokens[client] <= self._least():
+        if self._tokens[client] <= self._min_tokens():
             del self._tokens[client]  # it would be lifted to that anyway
 
-    def _least(self) -> int:
-        """The lowest counter of a live client; 0 without any."""
+    def _min_tokens(self) -> int:
+        """Return the lowest counter of a live client; 0 without any."""
         while self._lowest:
             tokens, client = self._lowest[0]
             if client not in self._num_live:
@@ -72,5 +72,5 @@ class FairShare:
         assert self._num_live == clients, "a client's requests are miscounted"
         assert self._num_live.keys() <= self._tokens.keys(), "a client has no counter"
         assert clients or not self._tokens, "a counter is left over"
-        least = min((self._tokens[client] for client in clients), default=0)
-        assert self._least() == least, "the lowest counter is not found"
+        lowest = min((self._tokens[client] for client in clients), default=0)
+        assert self._min_tokens() == lowest, "the lowest counter is not found"

@@ -19,12 +19,12 @@ from mlxserve.request import LiveRequest
 
 @dataclass(slots=True)
 class Forks:
-    """Which forks wait for which leader."""
+    """The parked forks of each leader."""
 
     _parked: dict[LiveRequest, list[LiveRequest]] = field(default_factory=dict)  # by their leader
 
     def __len__(self) -> int:
-        """The number of parked forks."""
+        """Return the number of parked forks."""
         return sum(map(len, self._parked.values()))
 
     def __iter__(self) -> Iterator[LiveRequest]:
@@ -38,7 +38,7 @@ class Forks:
         self._parked.setdefault(fork.leader, []).append(fork)
 
     def remove(self, fork: LiveRequest) -> None:
-        """Drop a fork that ended while it was parked."""
+        """Remove a fork that ended while it was parked."""
         assert fork.leader is not None, f"{fork.id} has no leader"
         parked = self._parked[fork.leader]
         parked.remove(fork)
@@ -46,11 +46,11 @@ class Forks:
             del self._parked[fork.leader]
 
     def pop(self, leader: LiveRequest) -> list[LiveRequest]:
-        """The forks of this leader, which are not parked any more."""
+        """Remove and return the forks of this leader."""
         return self._parked.pop(leader, [])
 
     def replace(self, leader: LiveRequest) -> LiveRequest | None:
-        """The leader ended before its prompt was computed: the fork that leads the others now."""
+        """Replace a leader that ended before its prompt was computed by its first fork; return that."""
         forks = self.pop(leader)
         if not forks:
             return None

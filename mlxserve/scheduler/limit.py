@@ -1,6 +1,6 @@
-"""How many tokens of one request go into this step: the one place that trims a chunk.
+"""The number of tokens of one request in a step: the only place that trims a chunk.
 
-Pure, so that its contract is tested alone (the idea of one such function is from the review of
+A pure function, so that its contract is tested alone (the idea of one such function is from the review of
 vllm-project/vllm#19878):
 
     0 <= num_tokens <= charge <= budget        num_tokens == 0 exactly when there is a reason
@@ -24,23 +24,25 @@ class LimitReason(Enum):
     """Why a request gets no token in this step."""
 
     BUDGET = auto()  # the step is full
-    ALIGNMENT = auto()  # what is left of the step ends before the next page boundary
+    ALIGNMENT = auto()  # the rest of the budget ends before the next page boundary
     WHOLE_PROMPT = auto()  # the prompt may not be split and does not fit
     CONTEXT = auto()  # the context is full
 
 
 class Limit(NamedTuple):
+    """The share of a step that one request gets."""
+
     num_tokens: int
-    charge: int  # what they cost of the step's budget
+    charge: int  # tokens of the step's budget
     reason: LimitReason | None = None
 
 
-DECODE = Limit(1, 1)  # what every decode gets
+DECODE = Limit(1, 1)  # the share of every decode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitRules:
-    """What holds for every step.
+    """The rules of every step.
 
     step_budget: tokens of the whole step
     long_prefill_token_threshold: a prefill chunk's cap while others are eligible; 0 for none
@@ -69,7 +71,7 @@ class LimitRules:
 
 
 class LimitContext(NamedTuple):
-    """What holds for every request of a step.
+    """The context of one step, the same for all its requests.
 
     num_eligible: requests that could use this step, including the one in question
     """
@@ -118,7 +120,7 @@ def _prefill_cap(ctx: LimitContext) -> int:
 
 
 def _charge(start: int, num_tokens: int, budget: int, rules: LimitRules) -> int:
-    """Aligned chunks cost whole pages, but at most what is left, so that a short tail cannot starve."""
+    """Charge whole pages for aligned chunks, but at most the budget, so that a short tail cannot starve."""
     if not (rules.is_aligned and rules.charges_pages):
         return num_tokens
     first = start // rules.page_size
@@ -127,7 +129,7 @@ def _charge(start: int, num_tokens: int, budget: int, rules: LimitRules) -> int:
 
 
 def can_align(config: SchedulerConfig, page_size: int) -> bool:
-    """Whether a page fits into every step, however many requests decode in it."""
+    """Return True if a page fits into every step, however many requests decode in it."""
     smallest = config.step_budget - config.max_num_seqs + 1
     if config.long_prefill_token_threshold:
         smallest = min(smallest, config.long_prefill_token_threshold)

@@ -1,6 +1,6 @@
-"""Moves: what the engine moves between two steps, and what the scheduler makes of it.
+"""Moves: the copies, reads and writes that the engine makes between two steps, and their results.
 
-copies           pages that begin as others do        before a plan, and before its launch
+copies           pages with the content of others     before a plan, and before its launch
 disk             saves and loads, pages to write      before the launch, and while idle
 dropped units    recurrent states that are not kept   after the launch
 """
@@ -18,34 +18,38 @@ from mlxserve.scheduler.roster import Roster
 
 
 class Moves:
-    """Over the page tables of one pool. `disk` plans what is written to disk and read from it; `pool`,
-    `kinds` and `ends` are there to read."""
+    """The moves of one scheduler's pages.
+
+    `disk` plans reads and writes of the disk; `pool`, `kinds` and `ends` may be read by others.
+    """
 
     def __init__(self, tables: PageTables, roster: Roster, stats: SchedulerStats) -> None:
         self.pool = tables.pool
         self.kinds = tables.kinds
         self.ends = tables.ends
         self.disk = tables.disk
-        self.balance: Balance | None = None  # where kinds share memory; has the arrays' new sizes
+        self.balance: Balance | None = None  # if kinds share memory; has the new sizes of arrays
         self._tables = tables
         self._roster = roster
         self._stats = stats
 
     def pop_copies(self) -> Sequence[PageCopy]:
-        """Pages to copy before the next step is planned, and before the planned one is launched:
-        after that their sources may be written to."""
+        """Return the pages to copy before the next plan, and before a planned step is launched.
+
+        After that their sources may be overwritten.
+        """
         return self._tables.pop_copies()
 
     def finish_save(self, save: Save, num_pages: int) -> None:
-        """The disk took the first `num_pages` pages of this save."""
+        """Count the first `num_pages` pages of a save, which the disk took."""
         self._stats.swapped_tokens += num_pages * self._tables.pool.page_size
         if save.number is not None:
             warn(save.request_id, save.number, is_swapped=num_pages > 0)
 
     def finish_load(self, load: Load, num_pages: int, *, has_ends: bool = False) -> None:
-        """The first `num_pages` pages of the load hold what was on disk; the others are lost.
+        """Commit the first `num_pages` pages of a load; the others are lost.
 
-        has_ends: what other kinds need to go on after them was read as well
+        has_ends: the units that other kinds need to continue after them were read, too
         """
         request, first = load.request, load.run.first
         self._tables.finish_load(request, load, num_pages, has_ends=has_ends)
@@ -53,11 +57,11 @@ class Moves:
         self._tables.release_unused()
 
     def pop_dropped(self) -> Sequence[tuple[str, list[int]]]:
-        """Units that are not needed once the planned step is launched, of each kind that names its units."""
+        """Return (kind, names) of the units to drop once the planned step is launched."""
         if not self.ends:
             return ()
         return [(end.name, end.pop_dropped()) for end in self.ends if end.names_units]
 
     def unit_names(self) -> dict[str, set[int]]:
-        """All units that were planned and not dropped, of each kind that names its units."""
+        """Return the names of all units that were planned and not dropped, by kind."""
         return {end.name: end.ids() for end in self.ends if end.names_units}

@@ -1,7 +1,7 @@
 """StepPlanner: the chunks of the next step. Decodes first, then running prompts, then new ones.
 
-Most decodes are planned like the step before: a request is looked at again at the position
-`decodes_until`, where its page table ends, or its answer.
+Most decodes are planned like the step before: the full checks run from the position `decodes_until` on,
+where the request's page table ends, or its answer.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from mlxserve.scheduler.waiting import order
 
 
 class StepPlanner:
-    """Decides with plain Python: the plan is a function of the calls made so far."""
+    """Plans steps in plain Python: a plan is a function of the calls made so far."""
 
     def __init__(
         self,
@@ -49,10 +49,10 @@ class StepPlanner:
         self._stats = stats
         self._has_windows = any(end.has_table for end in tables.ends)
 
-    def plan(
+    def plan(  # noqa: C901 (the order of a plan, in one place)
         self, now: int, prefill_budget: int | None = None, work: WorkBudget | None = None
     ) -> list[Chunk]:
-        """Step number `now`, as `Scheduler.schedule` says."""
+        """Plan step number `now`, as `Scheduler.schedule` describes."""
         if self.balance is not None and not self._tables.num_unread:
             self.balance.run(now)
         first = None
@@ -79,13 +79,15 @@ class StepPlanner:
         return self._launch(step)
 
     def _is_stuck(self, step: Step) -> bool:
-        """Whether nothing is planned, because a request lacks pages of one kind."""
+        """Return True if nothing is planned because a request lacks pages of one kind."""
         return self.admission.starved is not None and step.is_empty and step.may_preempt
 
     def _context(self) -> LimitContext:
-        """Of the requests that might use the step: those that run, and those in the queue that find
-        a place. Parked ones wait for what these compute, so that a cap for their sake would delay
-        them."""
+        """Return the context of a step, which counts the requests that might use it.
+
+        They are the running ones, and those in the queue that find a place. Parked ones wait for pages that
+        these compute: a cap for their sake would delay them.
+        """
         num_running = len(self._roster.running)
         num_free = self._pool.num_free
         if self._tables.ends:
@@ -97,7 +99,7 @@ class StepPlanner:
     # ---- decodes
 
     def _plan_decodes(self, step: Step) -> None:
-        """A token for every request that decodes; finds the running prompts on the way."""
+        """Plan a token for every request that decodes, and collect the running prompts."""
         decodes = [
             request
             for request in list(self._roster.running.values())
@@ -111,7 +113,7 @@ class StepPlanner:
             charge(client, decode=count)
 
     def _goes_on(self, request: LiveRequest, step: Step) -> bool:
-        """Whether the request decodes in this step; if so, how long that stays the same."""
+        """Return True if the request decodes in this step, and set `decodes_until`."""
         start = request.num_computed
         if start < request.prefill_end:
             step.prompts.append(request)
@@ -128,7 +130,7 @@ class StepPlanner:
 
     @staticmethod
     def _has_mask(request: LiveRequest) -> bool:
-        """Whether the token after the next one could be chosen."""
+        """Return True if the mask of the token to sample is known, or none is needed."""
         if request.num_computed < len(request.token_ids):
             return request.can_sample()
         guide = request.feed_guide()
@@ -137,8 +139,8 @@ class StepPlanner:
     # ---- prompts
 
     def _plan_prefill(self, request: LiveRequest, step: Step) -> None:
-        if request.state is not RequestState.RUNNING:
-            return  # preempted in this plan
+        if request.state is not RequestState.RUNNING:  # preempted in this plan
+            return
         start = request.num_computed
         if request.loading:
             return
@@ -210,7 +212,7 @@ class StepPlanner:
     # ---- drafts
 
     def wants_read(self, drafts: Drafts) -> bool:
-        """Whether to read the unread step before a plan: what a draft goes on from must be known."""
+        """Return True if the unread step must be read before a plan, to draft from its tokens."""
         if not self._tables.num_unread:
             return False
         running = self._roster.running.values()
@@ -229,7 +231,7 @@ class StepPlanner:
         return sum(map(drafts.is_in_sight, hopeful)) > 0
 
     def _plan_drafts(self, step: Step, drafts: Drafts) -> None:
-        """Have decodes verify drafts with what the step has left, if there are few of them."""
+        """Let decodes verify drafts with the rest of the budget, if there are few of them."""
         if not 0 < len(step.decodes) <= MAX_DECODES:
             return
         most = MAX_ROWS // len(step.decodes) - 1
@@ -246,12 +248,14 @@ class StepPlanner:
                 step.add_draft(request, draft)
 
     def _num_draftable(self, request: LiveRequest, num_known: int) -> int:
-        """Tokens after the known ones that leave one more for the model to sample."""
+        """Return how many draft tokens leave room for one more that the model samples."""
         return self._tables.capacity.max_length(request) - num_known - 1
 
     def _num_covered(self, request: LiveRequest, end: int) -> int:
-        """Tokens up to `end` that the request may have pages for, without any that others need
-        next: a draft never makes a plan preempt."""
+        """Return how many tokens up to `end` the request may have pages for.
+
+        Leaves the pages that others need next: a draft never makes a plan preempt.
+        """
         page_size = self._pool.page_size
         num_held = len(request.page_table)
         if end <= num_held * page_size:
@@ -262,9 +266,9 @@ class StepPlanner:
     # ---- chunks
 
     def _launch(self, step: Step) -> list[Chunk]:
-        """The chunks of a plan, from now on counted as computed: decodes, drafts, prompts."""
+        """Return the chunks of a plan: decodes, drafts, prompts. They count as computed from now on."""
         drafts, decodes = step.drafts, step.decodes
-        others = [one for one in decodes if one not in drafts] if drafts else decodes
+        others = [each for each in decodes if each not in drafts] if drafts else decodes
         chunks = _decoded(others, has_windows=self._has_windows)
         for request, draft in drafts.items():
             chunks.append(self._of_windows(_drafted(request, draft)))
@@ -276,14 +280,14 @@ class StepPlanner:
         return chunks
 
     def _of_windows(self, chunk: Chunk) -> Chunk:
-        """The chunk with its request's table of windows, if the model has one."""
+        """Return the chunk with its request's window table, if the model has windows."""
         return (
             chunk._replace(window_table=chunk.request.window_table) if self._has_windows else chunk
         )
 
 
 def _prefilled(request: LiveRequest, num_tokens: int) -> Chunk:
-    """The next tokens of a prompt."""
+    """Return a chunk of the next `num_tokens` tokens of a prompt."""
     start = request.num_computed
     request.num_computed = end = start + num_tokens
     request.num_in_flight += 1
@@ -293,7 +297,7 @@ def _prefilled(request: LiveRequest, num_tokens: int) -> Chunk:
 
 
 def _decoded(requests: list[LiveRequest], *, has_windows: bool) -> list[Chunk]:
-    """A chunk of one token for each of them."""
+    """Return a chunk of one token for each request."""
     chunks, make = [], Chunk._make  # 0.2 us instead of the constructor's 0.3, or 1 with `_replace`
     for request in requests:
         start = request.num_computed
@@ -308,7 +312,7 @@ def _decoded(requests: list[LiveRequest], *, has_windows: bool) -> list[Chunk]:
 
 
 def _drafted(request: LiveRequest, draft: tuple[int, ...]) -> Chunk:
-    """A decode that verifies a draft: its tokens count as computed when they are read."""
+    """Return a decode that verifies a draft, whose tokens count as computed when they are read."""
     start = request.num_computed
     request.num_computed = start + 1
     request.num_in_flight += 1
@@ -318,6 +322,8 @@ def _drafted(request: LiveRequest, draft: tuple[int, ...]) -> Chunk:
 
 
 def _may_draft(request: LiveRequest) -> bool:
-    """Not where a token's choice depends on the ones before it by more than the model: the sampler
-    counts known tokens, and a guide has read only those."""
+    """Return True if sampling depends on earlier tokens only through the model.
+
+    Penalties count known tokens, and a guide has read only those.
+    """
     return request.asked.guide is None and not request.asked.params.is_penalised

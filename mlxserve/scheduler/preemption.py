@@ -1,4 +1,4 @@
-"""Preemption: which request loses its pages when a running one cannot get one, and what then happens.
+"""Preemption: takes the pages of one running request when another one cannot get a page.
 
 grow ── a page is free ──▶ table grown
   └──── none is, and the step may preempt ── victim ── preempt ── requeue ── grow again
@@ -26,7 +26,7 @@ PREEMPTIONS_PER_WARNING = 50  # as in vLLM: an overload of minutes must not fill
 
 
 class Preemption:
-    """Takes the pages of running requests, which then wait."""
+    """Preempts running requests, which then wait in the queue."""
 
     def __init__(
         self, config: SchedulerConfig, tables: PageTables, roster: Roster, stats: SchedulerStats
@@ -38,9 +38,9 @@ class Preemption:
         self._stats = stats
 
     def might_preempt(self) -> bool:
-        """Whether a plan made now might preempt: then read the unread step first.
+        """Return True if a plan made now might preempt: then read the unread step first.
 
-        Errs on the side of yes: counts one page for each running request that has no slot left.
+        An overestimate: counts one page for each running request that has no slot left.
         """
         running, num_free = self._roster.running, self._pool.num_free
         if self._tables.ends:
@@ -55,9 +55,10 @@ class Preemption:
         return needed > num_free
 
     def grow(self, request: LiveRequest, end: int, step: Step) -> bool:
-        """Make the request's table cover `end` tokens, by preempting where the step may.
+        """Make the request's table cover `end` tokens, preempting if the step may.
 
-        Who is preempted must not be planned yet, or is dropped from the plan by the caller.
+        Returns False if the table was not grown. A victim must not be planned yet, or the caller drops it from
+        the plan.
         """
         while not self._tables.grow(request, end):
             victim = self._victim() if step.may_preempt else None
@@ -70,7 +71,7 @@ class Preemption:
         return True
 
     def _victim(self) -> LiveRequest | None:
-        """The request to preempt next; None if none would free a page."""
+        """Return the request to preempt next; None if none would free a page."""
         running = self._roster.running.values()
         scarce = next((end for end in self._tables.ends if not end.room.num_free()), None)
         return choose_victim(running, self._pool, self._config.immune_after_preemptions, scarce)
@@ -79,19 +80,19 @@ class Preemption:
         """Requeue a request for lack of pages; in mode SWAP its own pages go to disk first."""
         self._count(request)
         number = self._stats.num_preemptions
-        is_told = number % PREEMPTIONS_PER_WARNING == 1
+        is_logged = number % PREEMPTIONS_PER_WARNING == 1
         is_immune = request.num_preemptions == self._config.immune_after_preemptions
         self._stats.immune_requests += is_immune
         save, is_on_disk = None, False
         if self._config.preemption_mode is PreemptionMode.SWAP:
-            save = self._tables.save(request, number if is_told else None)
+            save = self._tables.save(request, number if is_logged else None)
             is_on_disk = save is None and self._tables.num_on_disk(request, 0) > 0
         self.requeue(request)
-        if is_told and save is None:  # else it is not known yet what the disk takes
+        if is_logged and save is None:  # else `Moves.finish_save` logs it
             warn(request.id, number, is_swapped=is_on_disk)
 
     def preempt_to(self, num_left: int) -> int:
-        """Requeue all but the oldest of the first class; they wait. Returns how many they are.
+        """Requeue all but the first `num_left` requests by class and age; return how many.
 
         No step may be unread. Nothing is swapped: pages on their way to the disk take memory.
         """
@@ -115,7 +116,7 @@ class Preemption:
         self._stats.num_preemptions += 1
 
     def requeue(self, request: LiveRequest) -> None:
-        """From running to waiting, without its pages."""
+        """Release the pages of a running request, and queue it."""
         self._tables.release(request)
         request.num_lost = request.num_computed
         request.num_computed = 0
@@ -139,13 +140,13 @@ def choose_victim(
     immune_after: int,
     scarce: EndKind | None = None,
 ) -> LiveRequest | None:
-    """Of the lowest class the cheapest to recompute, of these the youngest; None if none can be.
+    """Return the request to preempt: of the lowest class the cheapest, of these the youngest.
 
-    A request preempted `immune_after` times is spared while others of its class can be preempted,
+    None if no request can be preempted. A request preempted `immune_after` times is spared while others of its class can be preempted,
     so that every request finishes; among such requests the youngest goes first, so the oldest
-    always finishes.
-    Cheapest first instead of youngest first: 10 % less time in simulated overload, because far
+    always finishes. Cheapest first instead of youngest first: 10 % less time in simulated overload, because far
     fewer tokens are computed twice.
+
     scarce: the kind of which a unit is needed, if it is not a page of `pool`
     """
     able = [r for r in running if r.num_in_flight == 0]
@@ -158,14 +159,14 @@ def choose_victim(
 
 
 def recompute_cost(request: LiveRequest, pool: PagePool) -> int:
-    """Computed tokens that preempting would lose: all but the prefix that others hold, too.
+    """Return the computed tokens that preempting would lose: all but the prefix that others hold.
 
-    Its own hashed pages stay findable, but they are now the first to be evicted.
+    The request's own hashed pages stay findable, but they are the first to be evicted.
     """
     kept = sum(1 for _ in takewhile(lambda page: not pool.is_exclusive(page), request.page_table))
     return max(0, request.num_computed - kept * pool.page_size)
 
 
 def _frees_a_page(request: LiveRequest, pool: PagePool) -> bool:
-    # From the end, where the pages that no other request holds are.
+    # From the end, where the pages that no other request holds are found first.
     return any(pool.is_exclusive(page) for page in reversed(request.page_table))

@@ -1,4 +1,4 @@
-"""PrefixFollowers: cold requests with a common prefix, of which one computes it and the others wait.
+"""PrefixFollowers: requests with a common prefix that is not cached; one computes it, the others wait.
 
 Matching by hash finds pages only once they are published, so requests that arrive together would
 each compute and hold the same prefix. Here it is known which running request is about to compute a
@@ -27,9 +27,11 @@ class PrefixFollowers:
     """Leaders are running, followers are waiting: no request is both, so no wait is circular."""
 
     def __init__(self, min_shared_pages: int, stats: SchedulerStats) -> None:
-        """`min_shared_pages`: for fewer pages, waiting costs more than computing."""
+        """Begin empty; for fewer than `min_shared_pages`, waiting costs more than computing."""
         self._min_shared_pages = min_shared_pages
-        self._leaders: dict[bytes, LiveRequest] = {}  # hash of a page -> who is computing it
+        self._leaders: dict[
+            bytes, LiveRequest
+        ] = {}  # the request that computes a page, by its hash
         self._parked: dict[bytes, list[LiveRequest]] = {}  # by the hash of the page they wait for
         self._awaited: dict[LiveRequest, bytes] = {}  # the same, by follower
         # Woken, but not looked at since: they wait for any page that has a leader by then.
@@ -37,30 +39,29 @@ class PrefixFollowers:
         self._stats = stats
 
     def __len__(self) -> int:
-        """The number of parked followers."""
+        """Return the number of parked followers."""
         return len(self._awaited)
 
     def __iter__(self) -> Iterator[LiveRequest]:
-        """The parked followers."""
+        """Yield the parked followers."""
         return iter(self._awaited)
 
     def __contains__(self, request: LiveRequest) -> bool:
-        """Whether it is parked."""
+        """Return True if the request is parked."""
         return request in self._awaited
 
     def lead(self, request: LiveRequest, hashes: Iterable[bytes]) -> None:
-        """The request starts to compute the pages of these hashes; those being computed stay with
-        their leaders."""
+        """Record that a request computes the pages of these hashes, but for those that others compute."""
         self._woken.discard(request)
         for hash_ in hashes:
             self._leaders.setdefault(hash_, request)
 
     def pages_published(self, hashes: Iterable[bytes]) -> list[LiveRequest]:
-        """The pages of these hashes can be found from now on. Returns followers to queue again."""
+        """End the waits for pages that were published; return the followers to queue again."""
         return [follower for hash_ in hashes for follower in self._end(hash_)]
 
     def leave(self, request: LiveRequest) -> list[LiveRequest]:
-        """The request neither computes nor waits any more. Returns followers to queue again."""
+        """Remove a request that neither computes nor waits; return the followers to queue again."""
         self._woken.discard(request)
         if (hash_ := self._awaited.pop(request, None)) is not None:
             self._parked[hash_].remove(request)
@@ -72,32 +73,32 @@ class PrefixFollowers:
         return self.pages_published(led)
 
     def awaited(self, request: LiveRequest, missing: Sequence[bytes]) -> bytes | None:
-        """The last page that others are computing of those `missing`, from the first one on.
+        """Return the last of the leading `missing` pages that others are computing.
 
-        None if they are too few to wait for. A request that has waited waits for any number of
+        None if they are too few to wait for. A request that has waited before waits for any number of
         pages: they are about to be published.
         """
-        enough = 1 if request in self._woken else self._min_shared_pages
+        min_pages = 1 if request in self._woken else self._min_shared_pages
         led = list(takewhile(self._leaders.__contains__, missing))
-        return led[-1] if len(led) >= enough else None
+        return led[-1] if len(led) >= min_pages else None
 
     def park(self, request: LiveRequest, hash_: bytes) -> None:
-        """The request waits until the page of this hash is published."""
+        """Park a request until the page of this hash is published."""
         self._stats.prefix_follow_waits += request not in self._woken
         self._woken.discard(request)
         self._parked.setdefault(hash_, []).append(request)
         self._awaited[request] = hash_
 
     def stay(self, request: LiveRequest) -> None:
-        """The request was looked at, and waits for no page."""
+        """Record that a woken request was looked at, and waits for no page."""
         self._woken.discard(request)
 
     def leader_of(self, hash_: bytes) -> LiveRequest:
-        """The request that computes the page of this hash."""
+        """Return the request that computes the page of this hash."""
         return self._leaders[hash_]
 
     def _end(self, hash_: bytes) -> list[LiveRequest]:
-        """The page of this hash is not being computed any more: the followers that waited for it."""
+        """End the computation of the page of this hash; return the followers that waited for it."""
         self._leaders.pop(hash_, None)
         followers = self._parked.pop(hash_, [])
         for follower in followers:

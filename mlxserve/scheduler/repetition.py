@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from mlxserve.request import TokenIds
 
-INTERVAL = 16  # tokens of an answer between two looks at it
+INTERVAL = 16  # tokens of an answer between two checks
 MAX_PERIOD = 128  # tokens
 MIN_TIMES = 8
 MIN_TOKENS = 200  # of all repetitions together
@@ -20,10 +20,10 @@ _ANCHOR = 16  # tokens: the end of a loop occurs a period earlier as well
 
 
 def repeats_itself(token_ids: TokenIds, first: int) -> bool:
-    """Whether the answer that begins at `first` ends in a loop. Looked at every INTERVAL tokens.
+    """Return True if the answer that begins at `first` ends in a loop; checked every INTERVAL tokens.
 
-    A few microseconds: earlier places of the last tokens are searched for in bytes, and only there
-    a repetition is compared.
+    Takes a few microseconds: earlier places of the last tokens are searched for in bytes, and a repetition is
+    compared only there.
     """
     num_outputs = len(token_ids) - first
     if num_outputs % INTERVAL or num_outputs < MIN_TOKENS:

@@ -1,11 +1,11 @@
-"""Roster: which requests wait, are parked, run, or have ended. Only here does a request's state change.
+"""Roster: which requests wait, are parked, run, or have ended. The only module that changes their state.
 
     arrive ──▶ waiting ── admit ──▶ running ── end ──▶ finished
                  ▲  │                  │ ▲
                  │  └─ park ▶ followers  └───── start_fork ── forks
                  └──── requeue ────────┘
 
-Knows no pages: those of a request that is requeued or ends are released by the caller.
+Knows no pages: the caller releases those of a request that is requeued or ends.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from mlxserve.scheduler.waiting import WaitingQueue
 
 
 class Roster:
-    """The queues are there for others to read; every method that changes one leaves all consistent."""
+    """The queues of requests, which others may read; every method leaves them consistent."""
 
     def __init__(self, config: SchedulerConfig, stats: SchedulerStats) -> None:
         self._config = config
@@ -42,22 +42,22 @@ class Roster:
 
     @property
     def ids(self) -> set[str]:
-        """Of the requests that wait or run."""
+        """Ids of the requests that wait or run."""
         return set(self._live)
 
     @property
     def num_waiting(self) -> int:
-        """Requests in the queue, and those that are parked beside it."""
+        """Number of requests in the queue or parked beside it."""
         return len(self.waiting) + len(self.followers) + len(self.forks)
 
     def find(self, request_id: str | None) -> LiveRequest | None:
-        """The live request with this id."""
+        """Return the live request with this id, if there is one."""
         return self._live.get(request_id) if request_id is not None else None
 
     # ---- from one queue to another
 
     def arrive(self, request: LiveRequest) -> None:
-        """The request waits; a fork whose `leader` is set beside the queue."""
+        """Queue a new request, or park it beside the queue if it is a fork with a `leader`."""
         self._live[request.id] = request
         self.fair_share.arrive(request.asked.client)
         if request.leader is not None:
@@ -66,31 +66,31 @@ class Roster:
             self.waiting.add(request)
 
     def admit(self, request: LiveRequest) -> None:
-        """From the queue to the running requests."""
+        """Move a request from the queue to the running requests."""
         self.waiting.remove(request)
         self.start_fork(request)
 
     def start_fork(self, fork: LiveRequest) -> None:
-        """The request runs without having been queued."""
+        """Run a request that is not in the queue."""
         self.running[fork.id] = fork
         fork.state = RequestState.RUNNING
 
     def park(self, request: LiveRequest, hash_: bytes) -> None:
-        """The request waits beside the queue until the page of this hash is published."""
+        """Park a request beside the queue until the page with this hash is published."""
         self.waiting.remove(request)
         self.followers.park(request, hash_)
 
     def pages_published(self, hashes: Iterable[bytes]) -> None:
-        """The pages of these hashes can be found: those that waited for them are queued again."""
+        """Queue the followers that waited for the pages with these hashes."""
         self.queue(self.followers.pages_published(hashes))
 
     def queue(self, requests: Iterable[LiveRequest]) -> None:
-        """Requests that were parked take their places in the queue."""
+        """Queue requests that were parked."""
         for request in requests:
             self.waiting.add(request)
 
     def requeue(self, request: LiveRequest) -> None:
-        """From running to waiting."""
+        """Move a running request back to the queue."""
         assert request.num_in_flight == 0, "an unread step uses its pages"
         request.state = RequestState.WAITING
         self.queue(self.followers.leave(request))
@@ -98,7 +98,7 @@ class Roster:
         self.waiting.add(request)
 
     def end(self, request: LiveRequest, reason: FinishReason) -> None:
-        """The request neither waits nor runs any more."""
+        """Remove a request that has finished, and queue those that waited for it."""
         del self._live[request.id]
         self.fair_share.leave(request.asked.client)
         if request in self.forks:
@@ -115,21 +115,21 @@ class Roster:
         request.commits_until = 0  # what an unread step sampled for it is dropped
 
     def look_again(self) -> None:
-        """Plan and commit every running request anew: its limits may have changed."""
+        """Make the next plan and commit check every running request: its limits may have changed."""
         for request in self.running.values():
             request.decodes_until = request.commits_until = 0
 
-    # ---- look inside
+    # ---- queries
 
     def awaited_guide(self) -> Guide | None:
-        """A guide whose next mask is not known yet."""
+        """Return a guide that has not computed its next mask yet; None if all have."""
         guides = (request.asked.guide for request in self._live.values())
-        return next((one for one in guides if one is not None and not one.is_ready), None)
+        return next((guide for guide in guides if guide is not None and not guide.is_ready), None)
 
     def requests(self, now: int) -> tuple[list[LiveRequest], list[LiveRequest]]:
-        """(running by admission, waiting with the next to be admitted first in step number `now`).
+        """Return the running requests by admission, and the waiting ones in the order of step `now`.
 
-        Last those that wait for what another request computes: they have no place in the queue.
+        Parked requests come last, because they have no place in the queue.
         """
         waiting = [*self.waiting.in_order(now), *self.followers, *self.forks]
         return list(self.running.values()), waiting

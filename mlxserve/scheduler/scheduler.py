@@ -1,10 +1,10 @@
-"""Scheduler: which tokens of which requests go into the next step, and what the last one yielded.
+"""Scheduler: plans the tokens of each step, and commits their results to requests.
 
     roster       who waits, is parked, runs, has ended
     planner      decodes, prompts, admission, drafts: the chunks of a step
     commit       what a step sampled: tokens, cached pages, forks, ends
-    preemption   who loses its pages where there are too few
-    page tables  the pages that requests hold; `moves`: what the engine moves for them
+    preemption   which request loses its pages if there are too few
+    page tables  the pages that requests hold; `moves`: copies, reads and writes of pages
 
 Plain Python without arrays, clock or randomness: the plan is a function of the calls made so far.
 
@@ -63,7 +63,10 @@ _NO_PREFIXES: Mapping[str, Request] = {}
 
 
 class Scheduler:
-    """add, then schedule and update in turns; abort at any time between these calls."""
+    """Schedules requests: `add` them, then call `schedule` and `update` in turns.
+
+    `abort` may be called at any time between these calls.
+    """
 
     def __init__(
         self,
@@ -74,12 +77,13 @@ class Scheduler:
         ends: Sequence[EndKind] = (),
         memory: PoolMemory | None = None,
     ) -> None:
-        """
-        disk: where pages are kept that leave memory; None to lose them
-        drafts: what guesses tokens, by default for `speculative_tokens`. Not used where a kind does not go
-            back to the last accepted token
-        ends: what layers keep beside pages of `pool`
-        memory: that pages of all kinds share; None where each has its own
+        """Begin without requests.
+
+        disk: second level of the prefix cache, or None
+        drafts: source of drafts, by default prompt lookup if `speculative_tokens` is set. Unused if a kind
+            cannot go back to the last accepted token
+        ends: kinds of units beside the pages of `pool`
+        memory: the memory that the pages of all kinds share; None if each has its own
         """
         self.config = config
         self._disk = disk
@@ -92,7 +96,7 @@ class Scheduler:
         self.num_steps = 0  # planned, empty ones included
         self._stats = SchedulerStats()
         self._num_arrivals = 0
-        self._max_running = config.max_num_seqs  # fewer where memory is short
+        self._max_running = config.max_num_seqs  # lowered by `limit_running`
         self._begin(pool, ends)
 
     def _begin(
@@ -101,7 +105,7 @@ class Scheduler:
         ends: Sequence[EndKind],
         prefixes: Mapping[str, Request] = _NO_PREFIXES,
     ) -> None:
-        """Without requests, and with empty pools. `prefixes`: named ones, to be computed again."""
+        """Create all parts anew, without requests; `prefixes` are named ones to compute again."""
         config, stats = self.config, self._stats
         if self._drafts is not None:
             self._drafts.clear()
@@ -129,14 +133,16 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Something to plan, or a step to read."""
+        """True if there is something to plan, or a step to read."""
         return bool(self.roster.live) or self.page_tables.num_unread > 0
 
     # ---- requests come and go
 
     def add(self, asked: Request, now: float = 0.0) -> LiveRequest:
-        """Queue a request; its progress, to be read only. A fork follows the request it is a fork of,
-        without a step between them. `now`: the time of `PageTables.expire`.
+        """Queue a request, and return its progress, which is read-only.
+
+        A fork must be added after its leader without a step in between. `now` is the time of
+        `PageTables.expire`.
 
         Raises PromptTooLong, QueueFull, InvalidParameter, and for a prefix PrefixQuotaExceeded and
         PagesPromised.
@@ -147,7 +153,7 @@ class Scheduler:
         if asked.pins:
             self._promise_pins(request)
         leader = self.roster.find(asked.fork_of)
-        # Where there are other kinds, it finds the prompt's last page boundary instead.
+        # With other kinds, a fork continues from the prompt's last page boundary instead.
         shares_pages = not self.page_tables.ends
         if leader is not None and not leader.num_outputs and shares_pages:
             assert request.token_ids == leader.token_ids, f"{request.id} has another prompt"
@@ -171,7 +177,7 @@ class Scheduler:
         return request
 
     def _refuse(self, request: LiveRequest) -> None:
-        """Raises what `add` does, but for prefixes."""
+        """Raises PromptTooLong, QueueFull and InvalidParameter as `add` does."""
         if self.roster.find(request.id) is not None:
             raise InvalidParameter("request_id", f"{request.id!r} is in use; choose another")
         if not request.num_prompt:
@@ -204,7 +210,7 @@ class Scheduler:
     def abort(self, request_id: str, reason: FinishReason = FinishReason.ABORT) -> list[Output]:
         """End a request now. Its pages are free once no unread step uses them.
 
-        An output without tokens, or none if no live request has this id.
+        Returns an output without tokens, or an empty list if no live request has this id.
         """
         request = self.roster.find(request_id)
         if request is None:
@@ -215,7 +221,7 @@ class Scheduler:
     # ---- steps
 
     def must_read(self) -> bool:
-        """Whether the unread step has to be read before the next plan."""
+        """Return True if the unread step has to be read before the next plan."""
         if self.preemption.might_preempt():
             return True
         balance = self.planner.balance
@@ -240,27 +246,30 @@ class Scheduler:
         return self.planner.plan(self.num_steps, prefill_budget, work)
 
     def update(self, chunks: Sequence[Chunk], sampled: Sequence[Sampled | None]) -> list[Output]:
-        """Commit the results of the oldest unread step; `sampled` is None where a chunk does not."""
+        """Commit the results of the oldest unread step; those of chunks that do not sample are None."""
         return self._commit.update(chunks, sampled, self.num_steps) if chunks else []
 
-    # ---- pages that stay, and other sizes of the pool
+    # ---- protection from eviction, and the size of the pool
 
     def unpin(self, request_id: str) -> None:
-        """Let the pages of a named prefix be evicted again; no-op if there are none."""
+        """Unpin the pages of a named prefix; no-op if there are none."""
         if self.roster.prefixes.pop(request_id, None) is not None:
             self.abort(request_id)  # no-op unless `restart` has it computed again
         self.page_tables.unpin(request_id)
 
     def keep_pages(self, asked: Request, until: float) -> None:
-        """Protect a request's cached pages from eviction: its conversation is about to continue."""
+        """Protect a request's cached pages from eviction until a time in seconds.
+
+        For a conversation that is about to continue.
+        """
         if self.config.enable_prefix_caching:
             self.page_tables.keep_pages(self.page_tables.cache.known_hashes(asked), until)
 
     def reset_prefix_cache(self, *, force: bool = False) -> bool:
-        """Forget every cached page except those of named prefixes.
+        """Evict every cached page except those of named prefixes.
 
-        False, and nothing happened, while requests hold pages. `force` requeues these requests
-        first; no step may be unread then.
+        Returns False without any change while requests hold pages. `force` requeues these requests first;
+        no step may be unread then.
         """
         if force:
             assert not self.page_tables.num_unread, "an unread step uses pages"
@@ -271,9 +280,11 @@ class Scheduler:
     def forget_prompts(
         self, prompts: Sequence[Sequence[int]], kept: Sequence[Sequence[int]], salt: bytes
     ) -> set[bytes]:
-        """Forget the cached pages of these prompts and of what continues them, but for those that a
-        `kept` prompt has as well, and those that `PageTables.forget` leaves; what may be forgotten on
-        disk as well."""
+        """Evict the cached pages of these prompts and of all that continues them.
+
+        Pages that a `kept` prompt has as well stay, and those that `PageTables.forget` leaves. Returns the hashes
+        that may be deleted from disk as well.
+        """
         hashes_of = self.page_tables.cache.hashes_of
         shared = {hash_ for prompt in kept for hash_ in hashes_of(prompt, salt)}
         doomed = {hash_: None for prompt in prompts for hash_ in hashes_of(prompt, salt)}
@@ -282,7 +293,7 @@ class Scheduler:
     def resize(self, num_pages: int) -> Resized:
         """Change the number of pages. No step may be unread.
 
-        A smaller pool begins empty: running requests wait and continue from their known tokens,
+        A smaller pool begins empty: running requests are queued and continue from their known tokens,
         named prefixes are computed again. Raises InvalidParameter, PrefixQuotaExceeded and
         PagesPromised as `Capacity.refuse_resize` does, before anything changes.
         """
@@ -312,18 +323,18 @@ class Scheduler:
     # ---- after a failure
 
     def restart(self, lost: Container[str] = ()) -> None:
-        """Begin again with an empty pool, after any method or the device has failed.
+        """Restart with an empty pool, after any method or the device has failed.
 
-        Of what this object holds only the known tokens of waiting requests are trusted. They go on
-        waiting, but for those in `lost`; requests that held pages are dropped. Named prefixes are
-        computed again, unless it was this that failed.
+        Only the known tokens of waiting requests are trusted. These requests keep waiting, but for those in
+        `lost`; requests that held pages are dropped. Named prefixes are computed again, unless their own
+        computation failed.
         """
         for request in self.roster.live:
             request.num_lost = 0
         self._begin_again(self.pool.renewed(), lost)
 
     def _begin_again(self, pool: PagePool, lost: Container[str] = ()) -> None:
-        """With waiting requests and named prefixes."""
+        """Create all parts anew, with the waiting requests and the named prefixes."""
         waiting = [
             request
             for request in self.roster.live
@@ -348,8 +359,7 @@ class Scheduler:
             )
 
     def _wait_again(self, request: LiveRequest) -> None:
-        """Queue a request that holds nothing, without the checks of its first arrival: it keeps what it was
-        promised, and nothing is refused."""
+        """Queue a request that holds nothing, without the checks of `add`: it keeps its promises."""
         request.page_hashes[:] = request.asked.page_hashes
         cache = self.page_tables.cache
         cache.share_hashes(request)
@@ -359,14 +369,14 @@ class Scheduler:
             self.page_tables.pins.claim(request, cache.chain(request))
         self._queue(request)
 
-    # ---- look inside
+    # ---- queries
 
     def requests(self) -> tuple[list[LiveRequest], list[LiveRequest]]:
-        """(running by admission, waiting with the next to be admitted first)."""
+        """Return the running requests by admission, and the waiting ones with the next one first."""
         return self.roster.requests(self.num_steps)
 
     def stats(self) -> SchedulerStats:
-        """A copy of the counters as of now."""
+        """Return a copy of the counters as of now."""
         self._stats.num_running = len(self.roster.running)
         self._stats.num_waiting = self.roster.num_waiting
         return self._stats.copy()

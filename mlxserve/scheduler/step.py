@@ -1,4 +1,4 @@
-"""Step: a plan in the making."""
+"""Step: the plan of one step while it is being made."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from mlxserve.scheduler.limit import Limit, LimitContext
 
 @dataclass(slots=True)
 class Step:
-    """Which requests decode, the tokens that each prompt gets, and what is left of the budget."""
+    """The requests that decode, the tokens that each prompt gets, and the budget that is left."""
 
     ctx: LimitContext
     budget: int
     may_preempt: bool
     work: WorkBudget | None = None
     has_preempted: bool = False
-    allowed: int = field(init=False)  # tokens that it may compute at most
+    allowed: int = field(init=False)  # maximum number of tokens
     decodes: list[LiveRequest] = field(default_factory=list)
-    prompts: list[LiveRequest] = field(default_factory=list)  # that run, and are not planned yet
+    prompts: list[LiveRequest] = field(default_factory=list)  # running ones, to be planned
     plan: dict[LiveRequest, Limit] = field(default_factory=dict)  # of prompts
     drafts: dict[LiveRequest, tuple[int, ...]] = field(default_factory=dict)  # of decodes
-    _work_of: dict[LiveRequest, int] = field(default_factory=dict)  # filled where it is asked for
+    _work_of: dict[LiveRequest, int] = field(default_factory=dict)  # filled on demand
 
     def __post_init__(self) -> None:
         self.allowed = self.budget
@@ -33,23 +33,23 @@ class Step:
         return not self.decodes and not self.plan
 
     def decode(self, requests: list[LiveRequest]) -> None:
-        """Each of these requests gets a token.
+        """Plan a token for each of these requests.
 
-        Never trimmed: max_num_batched_tokens has a token for each of max_num_seqs.
+        They are never trimmed: max_num_batched_tokens has a token for each of max_num_seqs.
         """
         self.decodes = requests
         self.budget -= len(requests)
 
     def restrict(self, budget: int) -> None:
-        """Leave at most `budget` tokens for what is not planned yet."""
+        """Limit the rest of the plan to `budget` tokens."""
         self.allowed -= max(0, self.budget - budget)
         self.budget = min(self.budget, budget)
 
     def budget_at(self, start: int) -> int:
-        """Tokens left for a chunk that begins at `start`.
+        """Return the tokens left for a chunk that begins at `start`.
 
-        Where the work of a step is limited, the first chunk may have a page at any rate: a decode
-        and a page always go on. A prompt that may not be split is not held back.
+        If the work of a step is limited, the first chunk still gets a page, so that a prompt always makes
+        progress. A prompt that may not be split is not limited.
         """
         rules = self.ctx.rules
         if self.work is None or not rules.is_chunked:
@@ -58,12 +58,12 @@ class Step:
         return min(self.budget, max(rows, 0 if self.plan else rules.page_size))
 
     def add(self, request: LiveRequest, share: Limit) -> None:
-        """The request's prompt gets this share."""
+        """Plan a chunk of the request's prompt."""
         self.plan[request] = share
         self.budget -= share.charge
 
     def _used_work(self, work: WorkBudget) -> int:
-        """Multiply-adds of the plan. Its tokens are not counted as computed yet."""
+        """Return the multiply-adds of the plan, whose tokens do not count as computed yet."""
         shares = [(request, 1) for request in self.decodes]
         shares += [(request, share.num_tokens) for request, share in self.plan.items()]
         for request, num_tokens in shares:
@@ -72,6 +72,6 @@ class Step:
         return sum(self._work_of.values())
 
     def add_draft(self, request: LiveRequest, draft: tuple[int, ...]) -> None:
-        """Make a decode verify these tokens as well."""
+        """Let a decode verify the tokens of a draft as well."""
         self.budget -= len(draft)
         self.drafts[request] = draft

@@ -1,8 +1,8 @@
-"""Urgency: a waiting request for which running answers of lower classes make way.
+"""Urgency: a waiting request for which running answers of lower classes are preempted.
 
 It has waited for `preempt_for_priority_ms`, and lacks a place or pages that they would free. It is
-the first to be admitted then. An answer that made way is spared until it has twice as many tokens:
-it makes way about log2(length / MIN_GAIN) times, so it ends however many urgent requests come.
+the first to be admitted then. A preempted answer is spared until it has twice as many tokens: it is
+preempted about log2(length / MIN_GAIN) times, so it ends however many urgent requests come.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from mlxserve.scheduler.page_tables import PageTables
 from mlxserve.scheduler.preemption import Preemption, recompute_cost
 from mlxserve.scheduler.roster import Roster
 
-MIN_GAIN = 64  # tokens of an answer between two times that it makes way
+MIN_GAIN = 64  # tokens of an answer between two preemptions
 
 
 class Urgency:
-    """Finds the request, and has the others make way."""
+    """Finds the urgent request, and preempts answers for it."""
 
     def __init__(
         self,
@@ -38,14 +38,14 @@ class Urgency:
         self._preemption = preemption
 
     def wants_read(self, now: int) -> bool:
-        """Whether to read the unread step before plan number `now`: it uses pages that would be freed."""
+        """Return True if plan number `now` would preempt: the unread step uses pages to be freed."""
         request = self._urgent(now) if self._tables.num_unread else None
         return request is not None and self._in_its_way(request) != []
 
     def preempt_for(self, now: int) -> LiveRequest | None:
-        """The request to admit first in plan number `now`, for which others were preempted; or None.
+        """Preempt answers for the urgent request in plan number `now`, and return it to be admitted first.
 
-        No step may be unread.
+        None if nothing was preempted. No step may be unread.
         """
         assert not self._tables.num_unread, "an unread step uses pages"
         request = self._urgent(now)
@@ -56,7 +56,7 @@ class Urgency:
         return request if answers else None
 
     def _urgent(self, now: int) -> LiveRequest | None:
-        """The first request in the queue that has waited long enough beside a lower class."""
+        """Return the first request in the queue that has waited too long while a lower class runs."""
         waiting, running = self._roster.waiting, self._roster.running.values()
         if not self._patience or not running:
             return None
@@ -70,8 +70,10 @@ class Urgency:
         return None
 
     def _in_its_way(self, request: LiveRequest) -> list[LiveRequest]:
-        """The answers to preempt, of the lowest class first, of these the cheapest to recompute;
-        none if the request starts without that, or not even then."""
+        """Return the answers to preempt: of the lowest class first, of these the cheapest to recompute.
+
+        Empty if the request can start without that, or not even then.
+        """
         cached = self._tables.cache.match(request)
         num_places = 1 + len(self._roster.running) - self._admission.max_running
         num_pages = self._admission.num_lacking(request, cached)
@@ -95,8 +97,10 @@ class Urgency:
         )
 
     def _num_freed(self, answer: LiveRequest, cached: Collection[int]) -> int:
-        """Pages for the request, which finds the `cached` ones at any rate: those that the answer alone
-        holds, and those reserved for it."""
+        """Return the pages that preempting the answer frees for a request that finds the `cached` ones.
+
+        They are the pages that the answer alone holds, and those reserved for it.
+        """
         own = sum(map(self._tables.pool.is_exclusive, answer.page_table))
         own -= sum(map(self._tables.pool.is_exclusive, set(cached).intersection(answer.page_table)))
         return own + self._admission.reserved_for(answer)

@@ -24,32 +24,34 @@ _Key: TypeAlias = tuple[int, bool, int, int]
 
 
 class WaitingQueue:
-    """Kept in buckets, within which only arrival counts, and whose first requests are sorted.
+    """A priority queue in buckets: only arrival counts within one, and their first requests are sorted.
 
-    A look takes time by the requests that it yields, not by the clients that wait: each bucket is filed
-    under the class that its first request has risen to. A client's tokens only grow, so a bucket is at
-    most filed too early, and is filed again when it is come across.
+    Iteration takes time proportional to the requests that it yields, not to the clients that wait: each bucket
+    is filed under the class that its first request has risen to. A client's tokens only grow, so a bucket can
+    only be filed too early, and is filed again when iteration reaches it.
     """
 
     def __init__(self, fair_share: FairShare, ageing_steps: int) -> None:
-        """`ageing_steps`: steps after which a waiting request rises by one class. Not seconds: while
-        the engine makes no steps, no request is passed over."""
+        """Begin empty; a waiting request rises by one class every `ageing_steps` steps.
+
+        Not seconds: while the engine makes no steps, no request is passed over.
+        """
         self._fair_share = fair_share
         self._ageing_steps = ageing_steps
-        self._now = 0  # step number of the last look
+        self._now = 0  # step number of the last iteration
         self._buckets: dict[_Place, _Bucket] = {}
         self._classes: list[int] = []  # of the buckets, sorted
         self._heads: dict[int, list[_Head]] = {}  # by risen class, sorted
         self._filed: dict[_Place, tuple[int, _Head]] = {}
         self._rises: list[tuple[int, _Place]] = []  # heap of steps in which first requests rise
-        self._rises_at: dict[_Place, int] = {}  # others in the heap are stale
+        self._rises_at: dict[_Place, int] = {}  # other entries of the heap are stale
         self.num_queued = 0
 
     def __len__(self) -> int:
         return self.num_queued
 
     def __iter__(self) -> Iterator[LiveRequest]:
-        """All requests, in no particular order."""
+        """Yield all requests, in no particular order."""
         for bucket in self._buckets.values():
             yield from bucket
 
@@ -80,10 +82,10 @@ class WaitingQueue:
         self.num_queued -= 1
 
     def in_order(self, now: int) -> Iterator[LiveRequest]:
-        """Requests in the order of admission in step `now`, which is not before that of the last look.
+        """Yield the requests in the order of admission in step `now`, which must not decrease.
 
-        Between two of them only the one yielded last may be removed, and its client charged: this
-        counts for the client's next request.
+        During iteration only the request yielded last may be removed, and its client charged, which counts
+        for the client's next request.
         """
         self._rise(now)
         best = self.best_class()
@@ -108,14 +110,14 @@ class WaitingQueue:
                 head = next(heads, None)
 
     def before(self, request: LiveRequest, now: int) -> Iterator[LiveRequest]:
-        """Those that go before `request`, which is not in the queue, in order."""
+        """Yield the requests that go before `request`, which is not in the queue, in order."""
         self._rise(now)
         best = self.best_class()
         place = self._key(request, best)
         return takewhile(lambda other: self._key(other, best) < place, self.in_order(now))
 
     def best_class(self) -> int:
-        """Of the requests in the queue; 0 without any."""
+        """Return the lowest priority number in the queue; 0 if it is empty."""
         return self._classes[0] if self._classes else 0
 
     # ---- buckets by their first requests
@@ -123,7 +125,7 @@ class WaitingQueue:
     def _in_order_of_heads(
         self, best: int, looked_at: set[_Place]
     ) -> Iterator[tuple[_Key, _Place]]:
-        """Buckets by their first requests, but those that were `looked_at`."""
+        """Yield the buckets by their first requests, without those that were `looked_at`."""
         risen = sorted(self._heads)
         num_best = bisect_right(risen, best)
         groups = [(best, risen[:num_best]), *((each, [each]) for each in risen[num_best:])]
@@ -134,7 +136,7 @@ class WaitingQueue:
                 yield (class_, not_run, tokens, arrival), place
 
     def _heads_of(self, level: int, looked_at: set[_Place]) -> Iterator[_Head]:
-        """Those of one risen class. Looked up anew each time: the last one may have been removed."""
+        """Yield the first requests of one risen class, looked up each time: the last may be removed."""
         last: _Head | None = None
         while heads := self._heads.get(level):
             index = 0 if last is None else bisect_right(heads, last)
@@ -172,7 +174,7 @@ class WaitingQueue:
                 del self._heads[level]
 
     def _rise(self, now: int) -> None:
-        """It is step `now`."""
+        """Advance to step `now`, and file the buckets anew whose first requests have risen."""
         self._now = max(self._now, now)
         while self._rises and self._rises[0][0] <= self._now:
             rises_at, place = heappop(self._rises)
@@ -192,7 +194,7 @@ class WaitingQueue:
 
 
 def order(request: LiveRequest) -> tuple[int, int]:
-    """Sort key of running requests: lower goes first, and no two are equal."""
+    """Return the sort key of running requests: lower goes first, and no two are equal."""
     return request.asked.priority, request.arrival
 
 
