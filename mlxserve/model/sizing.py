@@ -96,7 +96,7 @@ def pool_memory(
 class Sizes:
     """Numbers of pages and slots.
 
-    States are None if the model has none, window pages 0 without a pool of their own.
+    `num_slots` is None if the model has no states, `num_window_pages` 0 if windows have no pool of their own.
     """
 
     num_pages: int
@@ -215,7 +215,7 @@ def _limit_by_states(max_num_seqs: int, num_slots: int | None) -> int:
 
 
 def first_pages(config: EngineConfig, num_pages: int, *, is_metal: bool) -> int:
-    """Pages that are allocated at the start: two full steps, and on Metal an eighth of all.
+    """Return the pages to allocate at the start: two full steps, and on Metal an eighth of all.
 
     Not an eighth on a CPU, where zeros of 1 GiB take 0.7 s (2-core x86).
     """
@@ -259,7 +259,7 @@ def fit_pages(
     memory_limit: int,
     max_tokens: int,
 ) -> int:
-    """Number of pages that fit in `memory_limit` bytes, at most enough for `max_tokens` tokens.
+    """Return the pages that fit in `memory_limit` bytes, at most enough for `max_tokens` tokens.
 
     Raises OutOfMemory if fewer than two pages fit next to the weights.
     """

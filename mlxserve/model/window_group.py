@@ -19,10 +19,10 @@ log = logging.getLogger("mlxserve.sizing")
 
 @dataclass(frozen=True, slots=True)
 class WindowGroup:
-    """The sliding-window layers of a model, in bytes per page.
+    """The sliding-window layers of a model, and the sizes of pages.
 
-    Bytes of one of their pages and of one of the other layers': 0 if this rank has none of them.
-
+    page_bytes: bytes of a window page; 0 if this rank has no such layers
+    other_page_bytes: bytes of a page of the other layers; 0 if this rank has none
     is_shared: pages of both share memory; otherwise it is divided once
     """
 
@@ -85,7 +85,10 @@ class WindowGroup:
         return max(0, num_pages), num_window_pages
 
     def shared(self, nbytes: int, num_pages: int, num_window_pages: int) -> PoolMemory | None:
-        """What pages share of so many bytes, of which there are these numbers at most; None where they do not."""
+        """Return the memory that both kinds of pages share; None if they do not share it.
+
+        It has `nbytes`, or what the maximum numbers of pages take if that is less.
+        """
         if not self.is_shared or not num_window_pages:
             return None
         page_bytes = {FullPages.name: self.other_page_bytes, WindowPages.name: self.page_bytes}
@@ -167,7 +170,7 @@ def _window_of(loaded: LoadedModel) -> int | None:
 
 
 def _why_not(config: EngineConfig, loaded: LoadedModel) -> str:
-    """Why the layers share one pool; empty if they need not."""
+    """Return the reason why all layers share one pool; empty if there is none."""
     if loaded.by_sequence:
         return "other layers of this model need whole sequences"
     if not config.scheduler.enable_chunked_prefill:

@@ -63,6 +63,11 @@ class Supply:
     num_pages: int
     num_reserved: dict[EndKind, int]
 
+    def reserve(self, request: LiveRequest) -> None:
+        """Reserve units of the other kinds for a request that has just started."""
+        for end in self.num_reserved:
+            self.num_reserved[end] += end.room.num_reserved([request])
+
 
 class Admission:
     """Chooses the waiting requests that start, in their order."""
@@ -94,9 +99,8 @@ class Admission:
         passed: list[LiveRequest] = []
         num_looks = num_parked_tokens = 0
         for request in self._in_order(now, first):
-            if num_looks == MAX_CANDIDATES or not self._has_place(step):
-                return
-            if passed and not self._may_overtake(request, passed):
+            is_full = num_looks == MAX_CANDIDATES or not self._has_place(step)
+            if is_full or (passed and not self._may_overtake(request, passed)):
                 return
             look = self._look(request, step, supply, is_overtaking=bool(passed))
             if look.awaited is not None:
@@ -110,8 +114,7 @@ class Admission:
                 case Verdict.START:
                     supply.num_pages -= self._num_taken(look)
                     yield look
-                    for end in self._tables.ends:
-                        supply.num_reserved[end] += end.room.num_reserved([request])
+                    supply.reserve(request)
                     self.count_overtaken(passed)
                 case Verdict.PASS:
                     passed.append(request)

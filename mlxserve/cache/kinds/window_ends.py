@@ -1,4 +1,4 @@
-"""WindowEnds: the windows that conversations can go on from, and which of them is given up first."""
+"""WindowEnds: the windows that conversations can continue from, and which of them is dropped first."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from mlxserve.cache.kinds.window_room import CHUNK_PAGES, held
 from mlxserve.cache.pages import PagePool
 from mlxserve.request import LiveRequest, PageTable, as_page_table
 
-_MAX_LOST = 256  # ends that are remembered until the next plan, or for ever where nobody asks
+_MAX_LOST = 256  # dropped ends that are remembered for the next `pop_lost`
 
 
 class WindowEnds(Lending):
-    """Over the pool of the windows. A window is given up whole, and its pages are evicted next."""
+    """The window pages of one pool. A window is dropped as a whole, and its pages are evicted next."""
 
     name = "windows"
 
     def __init__(self, pool: PagePool, window: Window) -> None:
         self.pool = pool
-        self._lost: deque[bytes] = deque(maxlen=_MAX_LOST)  # ends that were given up
-        self._version = 0  # of the ends
+        self._lost: deque[bytes] = deque(maxlen=_MAX_LOST)  # ends that were dropped
+        self._version = 0  # counts changes of the ends
         self._memo: tuple[tuple[int, int, int], tuple[float, bytes] | None] | None = None
         self._window = window
         self._ends = Ends()
-        self._began: dict[LiveRequest, bytes] = {}  # the end that a request goes on from
+        self._began: dict[LiveRequest, bytes] = {}  # the end that a request continued from
         self.num_fewest = window.num_held
         self.num_at_start = min(pool.num_pages, 2 * window.num_held)
 
@@ -40,15 +40,15 @@ class WindowEnds(Lending):
         self._lost.clear()
         return lost
 
-    # ---- ends come
+    # ---- new ends
 
     def begin(self, request: LiveRequest, hash_: bytes) -> None:
-        """The request goes on after the page of this hash."""
+        """Record that a request continues after the page with this hash."""
         self._ends.use(hash_, self.pool.order.clock)
         self._began[request] = hash_
 
     def add(self, hashes: Sequence[bytes], num_pages: int) -> None:
-        """Others can go on after the first `num_pages` pages with these hashes, if their window is there."""
+        """Add the end after the first `num_pages` pages, if their whole window is cached."""
         last = hashes[self._window.first_before(num_pages) : num_pages]
         if last and num_pages <= len(hashes) and all(map(self.pool.index.is_known, last)):
             self._version += 1
@@ -56,23 +56,23 @@ class WindowEnds(Lending):
             self.pool.order.regain(map(self.pool.index.page_of, last))
 
     def leave(self, request: LiveRequest, num_pages: int) -> None:
-        """The request has given its pages back, of which the first `num_pages` are computed."""
+        """End a request that has computed `num_pages` pages, and mark the end it continued as passed."""
         began = self._began.pop(request, None)
         if began is not None and num_pages and request.page_hashes[num_pages - 1] in self._ends:
             self._ends.pass_by(began)
 
     def has_page(self, page: int) -> bool:
-        """Whether the page belongs to an end."""
+        """Return True if the page is in the window of an end."""
         hash_ = self.pool.index.hash_of(page)
         return hash_ is not None and self._ends.has_unit(hash_)
 
-    # ---- ends go
+    # ---- dropped ends
 
     def make_room(self, count: int) -> None:
         while count > self.num_spare:
             cheapest = self._cheapest()
             if cheapest is None:
-                # What is kept is evicted next, page by page.
+                # Only kept pages are left, which are evicted one by one.
                 self._give_up_before(count - self.num_spare)
                 return
             self.give_up(cheapest[1])
@@ -90,7 +90,7 @@ class WindowEnds(Lending):
         return self._memo[1]
 
     def _num_freed(self, _: bytes, end: End, is_leaf: bool) -> float:
-        """What is freed with an end, in full pages: none if no window's page is."""
+        """Return what dropping an end frees, in full pages; 0 if it frees no window page."""
         num_freed = sum(map(self._is_free, self._ends.alone(end)))
         return num_freed and num_freed * self.weight + is_leaf * self._num_leading(end)
 
@@ -104,7 +104,7 @@ class WindowEnds(Lending):
         return self._ends.cheapest(self.pool.order.clock, num_freed)
 
     def _num_leading(self, end: End) -> float:
-        """Full pages that lead to this end, but to none before it."""
+        """Return how many full pages lead to this end, but to no earlier one."""
         return self._ends.num_saved(end) / self.pool.page_size
 
     def _is_free(self, hash_: bytes) -> bool:
@@ -112,7 +112,7 @@ class WindowEnds(Lending):
         return page in self.pool.order.normal or page in self.pool.order.hot
 
     def give_up(self, end: bytes) -> None:
-        """Have the pages of an end evicted next, but for those that another end has."""
+        """Drop an end: its pages are evicted next, but for those that another end has."""
         find = self.pool.index.find
         pages = [page for page in map(find, self._ends.drop(end)) if page is not None]
         self.pool.order.lose(pages)
@@ -120,26 +120,26 @@ class WindowEnds(Lending):
         self._version += 1
 
     def next_lost(self) -> list[tuple[bytes, int]]:
-        """Those that would make room for another window, and a chunk of its prompt."""
+        """Return (hash, page) of the ends whose pages the next window, and a chunk of its prompt, would take."""
         missing = self._window.num_held + CHUNK_PAGES - self.num_spare
         if missing <= 0:
             return []
-        found: dict[bytes, int] = {}
+        pages: dict[bytes, int] = {}
         for end in self._ends.by_cost(self.pool.order.clock, self._num_freed):
-            if len(found) >= missing:
+            if len(pages) >= missing:
                 break
             for hash_ in reversed(self._ends.hashes_of(end)):
-                found[hash_] = self.pool.index.page_of(hash_)
-        return list(found.items())
+                pages[hash_] = self.pool.index.page_of(hash_)
+        return list(pages.items())
 
     def _give_up_before(self, num_evicted: int) -> None:
-        """Give up the ends that have one of the pages that are evicted next."""
+        """Drop the ends that have one of the next `num_evicted` pages."""
         order, hash_of = self.pool.order, self.pool.index.hash_of
         doomed = set(map(hash_of, order.first(num_evicted + len(order.lost))))
         self._give_up_where(doomed.__contains__)
 
     def give_up_broken(self) -> None:
-        """Give up the ends of which a page was forgotten."""
+        """Drop the ends of which a page is no longer cached."""
         self._give_up_where(lambda hash_: not self.pool.index.is_known(hash_))
 
     def _give_up_where(self, is_meant: Callable[[bytes], bool]) -> None:
@@ -153,7 +153,7 @@ class WindowEnds(Lending):
         broken = self._ends.with_any(lambda hash_: not self.pool.index.is_known(hash_))
         assert not broken, "an end has lost a page of its window"
 
-    # ---- memory that is shared
+    # ---- shared memory
 
     def table(self, request: LiveRequest) -> PageTable:
         return held(request)
@@ -162,7 +162,7 @@ class WindowEnds(Lending):
         return request.window_table
 
     def rename(self, request: LiveRequest, targets: Mapping[int, int]) -> None:
-        # Those before its window are not read, but must be pages of the pool.
+        # Entries before the window are not read, but must be pages of the pool.
         passed = [0] * request.window_first
         renamed = [targets.get(page, page) for page in held(request)]
         request.window_table = as_page_table(passed + renamed)

@@ -1,16 +1,16 @@
 """WindowPages: pages of the layers that see the last positions only, in a pool of their own.
 
 A request holds a page of this pool for each of its pages from `window_first` on. Full ones are found by the
-same hashes as those of the other layers, and a cached prefix is of use only up to a page before which the
-whole window is there.
+same hashes as those of the other layers, and a cached prefix is usable only up to a page whose whole window
+is cached.
 
-    passed     no later row of their request sees them: given back while it runs, evicted first of all
+    passed     pages that no later row of their request sees: released while it runs, evicted before all others
     expected   passed as well, but another prompt will probably continue there: where the prompt ended, or
                a follower waits
-    ends       the window where the prompt or the answer of a request ended, or such a place was passed. They
-               are given up whole, the one first that costs least (`Ends`)
+    ends       the window where the prompt or the answer of a request ended, or such a place was passed:
+               dropped as a whole, the cheapest first (`Ends`)
     kept       the last window of a named prefix, or of a conversation that is about to continue: evicted
-               after all others, but before a request goes without
+               after all others, but before a request has to wait
 
 Owns its pool, as the page tables own theirs.
 """
@@ -31,7 +31,7 @@ from mlxserve.request import CacheMiss, LiveRequest, as_page_table
 
 
 class WindowPages(EndKind):
-    """Over one pool, which has `num_held` pages of the window or more."""
+    """The window pages of one pool, which has at least `Window.num_held` pages."""
 
     name = "windows"
     missing = CacheMiss.WINDOW_EVICTED
@@ -45,9 +45,11 @@ class WindowPages(EndKind):
         self.window = window
         self.room = WindowRoom(pool, window)
         self.lending = self.ends = WindowEnds(pool, window)
-        self._expected: dict[LiveRequest, set[int]] = {}  # pages after which followers continue
+        self._expected: dict[
+            LiveRequest, set[int]
+        ] = {}  # numbers of pages after which followers continue
         self._kept: dict[str, frozenset[bytes]] = {}  # the last windows of named prefixes
-        # Named prefixes that have a page in their last window.
+        # The number of named prefixes that have a page in their last window.
         self._num_keepers: Counter[bytes] = Counter()
 
     def renewed(self, pool: PagePool) -> WindowPages:  # noqa: ARG002 (of full pages)
@@ -59,7 +61,7 @@ class WindowPages(EndKind):
     def unit_of(self, hash_: bytes) -> int:
         return self.pool.index.page_of(hash_)
 
-    # ---- what is found
+    # ---- prefix hits
 
     def num_usable(
         self,
@@ -67,27 +69,30 @@ class WindowPages(EndKind):
         num_pages: int,
         has: Has | None = None,
     ) -> int:
-        """Number of the first `num_pages` pages, which are cached, that end with a whole window."""
+        """Return how many of the first `num_pages` cached pages end with a whole window."""
         is_known = has or self.pool.index.is_known
-        first = end = num_pages  # pages first .. end are here
+        first = end = num_pages  # pages first .. end are available
         while end:
             needed = self.window.first_before(end)
             while first > needed and is_known(hashes[first - 1]):
                 first -= 1
             if first == needed:
                 return end
-            first = end = first - 1  # the one that is missing is needed after every later page, too
+            # The missing page is in the window of every end in between.
+            first = end = first - 1
         return 0
 
     def last(self, hashes: Sequence[bytes], num_pages: int) -> Sequence[bytes]:
-        """Hashes of the window before the end of the first `num_pages` pages."""
+        """Return the hashes of the window before the end of the first `num_pages` pages."""
         return hashes[self.window.first_before(num_pages) : num_pages]
 
-    # ---- tables begin, grow and end
+    # ---- lifecycle of a table
 
     def begin(self, request: LiveRequest, start: Start) -> None:
-        """Begin its table with the window before the end of its first pages; where some are to be read,
-        with pages for it, as many of which must be free."""
+        """Begin a table with the window at the end of the cached pages.
+
+        If pages are to be read from disk, allocate those of the window to read, which must be free.
+        """
         if not start.num_to_read:
             self._start(request, start.num_pages)
             return
@@ -120,7 +125,7 @@ class WindowPages(EndKind):
         request.window_table = table + as_page_table(pages)
 
     def publish(self, request: LiveRequest, first: int, end: int, parent: bytes) -> None:
-        """A duplicate stays without a hash: it is given back soon."""
+        """Publish pages; a duplicate stays without a hash, as it is released soon."""
         page_size, kept = self.pool.page_size, self._num_keepers
         for index in range(first, end):
             hash_ = request.page_hashes[index]
@@ -132,7 +137,7 @@ class WindowPages(EndKind):
             parent = hash_
 
     def pass_by(self, request: LiveRequest, position: int) -> None:
-        """What is needed to go on after the last full page stays: others find it there."""
+        """Release the pages before `position` that leave the window of its last full page."""
         before, table = request.window_first, request.window_table
         num_pages = position // self.pool.page_size
         first = self.window.first_before(num_pages)
@@ -140,7 +145,8 @@ class WindowPages(EndKind):
             return
         request.window_first = first
         if before >= request.prefill_end // self.pool.page_size and request not in self._expected:
-            self.pool.release_passed(table[before:first])  # the usual case: all ends are behind it
+            # The usual case: all ends are before these pages.
+            self.pool.release_passed(table[before:first])
             return
         expected: set[int] = set()
         for end in self._expected_ends(request):
@@ -151,14 +157,14 @@ class WindowPages(EndKind):
         passed: list[int] = []
         needed: list[int] = []
         for index, page in enumerate(table[before:first], before):
-            # Of an end that the request does not expect, as where a tool's answer is awaited.
+            # It may be in an end that the request does not expect, as when it pauses for a tool.
             is_needed = index in expected or self.ends.has_page(page)
             (needed if is_needed else passed).append(page)
         self.pool.release_passed(passed)
         self.pool.release(needed)
 
     def _expected_ends(self, request: LiveRequest) -> set[int]:
-        """Numbers of its pages after which another prompt will probably continue."""
+        """Return the numbers of pages after which another prompt will probably continue."""
         return ends_of(request, self.pool.page_size) | self._expected.get(request, set())
 
     def release(self, request: LiveRequest) -> None:
@@ -171,11 +177,11 @@ class WindowPages(EndKind):
         self.ends.leave(request, num_pages)
         pages = held(request)
         self.pool.release(pages)
-        # What no other prompt goes on from is evicted first.
+        # Pages in no end's window are evicted first.
         self.pool.order.lose([page for page in pages if not self.ends.has_page(page)])
         request.window_table, request.window_first = as_page_table(), 0
 
-    # ---- what is passed
+    # ---- followers
 
     def expect(self, request: LiveRequest, num_pages: int) -> None:
         self._expected.setdefault(request, set()).add(num_pages)
@@ -183,7 +189,7 @@ class WindowPages(EndKind):
     # ---- the disk
 
     def used_by(self, request: LiveRequest) -> Uses:
-        """The windows at the ends of its prompt and of what it has computed, the last page first."""
+        """Return the windows at the ends of the prompt and of the computed pages, the last page first."""
         num_pages = min(len(request.page_table), len(request.page_hashes))
         ends = {min(end, num_pages) for end in ends_of(request, self.pool.page_size)} | {num_pages}
         hashes = request.page_hashes
@@ -191,7 +197,7 @@ class WindowPages(EndKind):
         return Uses([hashes[index] for index in sorted(kept, reverse=True)])
 
     def unsaved(self, request: LiveRequest, is_on_disk: Has) -> Units:
-        """The window before the end of its last full page."""
+        """Return the pages of the window at the end of the last full page that are not on disk."""
         first = request.window_first
         pages = zip(request.page_hashes[first:], request.window_table[first:], strict=False)
         own = [(hash_, page) for hash_, page in pages if self.pool.index.hash_of(page) == hash_]
@@ -206,10 +212,10 @@ class WindowPages(EndKind):
         first = request.window_first
         self.publish(request, first, request.disk_end, parent(first))
 
-    # ---- what is kept
+    # ---- protection from eviction
 
     def pin(self, prefix: LiveRequest) -> None:
-        """Keep its last window."""
+        """Protect the last window of a named prefix."""
         num_full = prefix.num_prompt // self.pool.page_size
         self._kept[prefix.id] = hashes = frozenset(self.last(prefix.page_hashes, num_full))
         self._num_keepers.update(hashes)
@@ -225,7 +231,7 @@ class WindowPages(EndKind):
         self.pool.order.stop_keeping(self._known(unkept))
 
     def keep(self, hashes: Sequence[bytes], until: float) -> None:
-        """Protect the last window that is here of a prefix of cached pages with these hashes."""
+        """Protect the last whole window of a cached prefix with these hashes until a time in seconds."""
         num_pages = self.num_usable(hashes, len(hashes))
         last = self.last(hashes, num_pages)
         self.pool.order.keep_until(self._known(last), until)
@@ -239,7 +245,7 @@ class WindowPages(EndKind):
         self.ends.give_up_broken()
 
     def reset(self) -> None:
-        """Forget every page but those of named prefixes. None may be held."""
+        """Evict every page but those of named prefixes. None may be held."""
         kept = self._known(self._num_keepers)
         self.pool.pin(kept)
         is_done = self.pool.reset()
@@ -248,7 +254,7 @@ class WindowPages(EndKind):
         self.ends.give_up_broken()
 
     def _known(self, hashes: Iterable[bytes]) -> list[int]:
-        """Pages, in an order that does not differ between two runs."""
+        """Return the cached pages with these hashes, in an order that is the same in every run."""
         return [
             self.pool.index.page_of(hash_)
             for hash_ in sorted(hashes)

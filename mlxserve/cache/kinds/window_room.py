@@ -1,4 +1,4 @@
-"""WindowRoom: how many requests the pages of windows serve beside each other, and how far each may run."""
+"""WindowRoom: how many requests the window pages serve at the same time, and how far each may run."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from mlxserve.cache.kinds.kind import Room
 from mlxserve.cache.pages import PagePool
 from mlxserve.request import LiveRequest, PageTable
 
-# Beyond its window, pages for which a prompt in chunks gives up what others could go on from: chunks of fewer
-# rows take longer for a token.
+# Pages beyond its window that a running prompt takes from ends of other conversations: smaller chunks take longer
+# per token.
 CHUNK_PAGES = 16
 
 
 def held(request: LiveRequest) -> PageTable:
-    """Pages of its window that the request holds."""
+    """Return the pages of its window that the request holds."""
     return request.window_table[request.window_first :]
 
 
 class WindowRoom(Room):
-    """Counts in one pool, and changes nothing."""
+    """The room in one pool of window pages; changes nothing."""
 
     def __init__(self, pool: PagePool, window: Window) -> None:
         self._pool = pool
@@ -37,14 +37,14 @@ class WindowRoom(Room):
         return num_pages - len(request.window_table) <= self._pool.num_free
 
     def max_pages(self, request: LiveRequest) -> int:
-        """A large chunk takes no pages that are kept, and few of those that others could go on from."""
+        """Return the pages that the table may cover, so that a chunk takes no kept and few ends' pages."""
         num_pages = len(request.window_table)
         num_held = num_pages - request.window_first
         num_spare = self._pool.blank.count + len(self._pool.order.lost)
         num_kept = self._pool.order.num_kept
         return num_pages + self._num_growable(num_held, self._pool.num_free, num_kept, num_spare)
 
-    # ---- of a request that waits
+    # ---- waiting requests
 
     def num_reserved(self, running: Iterable[LiveRequest]) -> int:
         page_size, num_held, reserved = self._pool.page_size, self._num_held, 0
@@ -70,7 +70,7 @@ class WindowRoom(Room):
         return self._pool.num_free - num_reserved >= self._num_held
 
     def _num_needed(self, request: LiveRequest, num_cached: int) -> int:
-        """Free pages that a waiting request takes before it gives any back, those it finds included."""
+        """Return the free pages that a waiting request takes before it releases any, cached ones included."""
         num_missing = -(-len(request.token_ids) // self._pool.page_size) - num_cached
         found = self._found(request, num_cached)
         return min(num_missing, self._num_held - len(found)) + self._pool.num_idle(found)
@@ -81,6 +81,6 @@ class WindowRoom(Room):
         return min(num_free, unkept, max(needed + CHUNK_PAGES, num_spare))
 
     def _found(self, request: LiveRequest, num_cached: int) -> list[int]:
-        """The pages that it would find if it began after `num_cached` pages."""
+        """Return the window that the request would find if it began after `num_cached` pages."""
         first = self._window.first_before(num_cached)
         return list(map(self._pool.index.page_of, request.page_hashes[first:num_cached]))
