@@ -107,9 +107,9 @@ class Ends:
             del self._num_ends[each]
         return alone
 
-    def with_any(self, is_meant: Callable[[bytes], bool]) -> list[bytes]:
+    def with_any(self, matches: Callable[[bytes], bool]) -> list[bytes]:
         """Return the ends that have a matching page in their window."""
-        return [hash_ for hash_, end in self._ends.items() if any(map(is_meant, end.hashes))]
+        return [hash_ for hash_, end in self._ends.items() if any(map(matches, end.hashes))]
 
     def cheapest(
         self, now: int, num_freed: Callable[[bytes, End, bool], float]

@@ -2,7 +2,7 @@
 
 Classes of cached pages, in the order of eviction, least recently used first within each:
 
-    lost    useless for now: evicted before all others
+    useless no sequence needs it now: evicted before all others
     normal
     hot     hit twice or more; at most half of the pool, so that new pages are not starved
     kept    protected until a given time, as for a conversation that will probably continue
@@ -30,11 +30,11 @@ class EvictionOrder:
         assert hot_after > 0
         self.hot_after = hot_after
         # From a page to the time at which it was filed, as `clock` counts it.
-        self.lost: OrderedDict[int, int] = OrderedDict()
+        self.useless: OrderedDict[int, int] = OrderedDict()
         self.normal: OrderedDict[int, int] = OrderedDict()
         self.hot: OrderedDict[int, int] = OrderedDict()
         self.kept: OrderedDict[int, int] = OrderedDict()
-        self.classes = (self.lost, self.normal, self.hot, self.kept)
+        self.classes = (self.useless, self.normal, self.hot, self.kept)
         self.clock = 0  # requests that have ended: the unit in which the age of pages is counted
         self._max_hot = num_pages // 2
         self._hits = [0] * num_pages  # of hashed pages; `_demote` lowers them
@@ -87,22 +87,22 @@ class EvictionOrder:
         self._hits[page] = self.hot_after - 1
         self.normal[page] = clock
 
-    def lose_unused(self, pages: Sequence[int]) -> None:
+    def mark_unhit_useless(self, pages: Sequence[int]) -> None:
         """Mark those of these pages as useless that are normal and were never hit."""
-        self.lose([page for page in pages if page in self.normal and not self._hits[page]])
+        self.mark_useless([page for page in pages if page in self.normal and not self._hits[page]])
 
-    def lose(self, pages: Sequence[int]) -> None:
+    def mark_useless(self, pages: Sequence[int]) -> None:
         """Mark pages as useless, unless they are kept: they are evicted next, in this order."""
         for page in pages:
             for others in (self.normal, self.hot):
                 if page in others:
-                    self.lost[page] = others.pop(page)
+                    self.useless[page] = others.pop(page)
 
-    def regain(self, pages: Iterable[int]) -> None:
+    def unmark_useless(self, pages: Iterable[int]) -> None:
         """File those of these pages anew that were marked as useless."""
         for page in pages:
-            if page in self.lost:
-                del self.lost[page]
+            if page in self.useless:
+                del self.useless[page]
                 self.file([page])
 
     def unfile(self, page: int) -> bool:
@@ -123,7 +123,7 @@ class EvictionOrder:
                     del others[page]
                     break
             else:
-                del self.lost[page]
+                del self.useless[page]
         for page in pages:
             hits[page] += 1
 
@@ -203,7 +203,7 @@ class EvictionOrder:
         )
         assert len(hot) <= self._max_hot, "too many pages are hot"
         assert kept.keys() <= self._kept_until.keys(), "a kept page has no time"
-        assert not self._kept_until.keys() & (self.lost.keys() | normal.keys() | hot.keys()), (
+        assert not self._kept_until.keys() & (self.useless.keys() | normal.keys() | hot.keys()), (
             "a page with a time is not filed as kept"
         )
         due = {(until, page) for page, until in self._kept_until.items() if until < inf}

@@ -72,7 +72,7 @@ def window_of(windows: Sequence[int | None]) -> int | None:
     return max(sizes) if 0 < len(sizes) < len(windows) else None
 
 
-def wanted(window: Window, num_seqs: int, step_tokens: int) -> int:
+def max_useful_pages(window: Window, num_seqs: int, step_tokens: int) -> int:
     """Return the number of window pages beyond which more are no use.
 
     With these, `num_seqs` requests run together, as many prompts can be continued from their last windows,
@@ -81,7 +81,7 @@ def wanted(window: Window, num_seqs: int, step_tokens: int) -> int:
     return 2 * num_seqs * window.num_held + 2 * -(-step_tokens // window.page_size)
 
 
-def _others(window: Window, window_page_bytes: int, num_seqs: int) -> int:
+def _other_windows(window: Window, window_page_bytes: int, num_seqs: int) -> int:
     """Return the bytes of the windows, beside its own, for which a long context becomes shorter."""
     return (min(MIN_WINDOWS, num_seqs) - 1) * window.num_held * window_page_bytes
 
@@ -90,7 +90,7 @@ def _bytes_of(num_tokens: int, window: Window, page_bytes: int) -> int:
     return -(-num_tokens // window.page_size) * page_bytes
 
 
-def num_in(nbytes: int, page_bytes: int) -> int:
+def pages_in(nbytes: int, page_bytes: int) -> int:
     """Return how many pages fit into `nbytes`; unbounded if a page needs no memory on this rank."""
     return nbytes // page_bytes if page_bytes else _MAX_PAGES
 
@@ -117,8 +117,8 @@ def split(
     left = nbytes - least * window_page_bytes
     context = min(left, _bytes_of(longest, window, page_bytes))
     kept = context if is_promised else context // 2
-    others = _others(window, window_page_bytes, num_seqs)
+    others = _other_windows(window, window_page_bytes, num_seqs)
     spare = max(left // _SPARE, (left - context) // 2, min(others, left - kept))
-    most = wanted(window, num_seqs, step_tokens)
-    num_window_pages = min(most, least + num_in(max(0, spare), window_page_bytes))
-    return num_in(nbytes - num_window_pages * window_page_bytes, page_bytes), num_window_pages
+    most = max_useful_pages(window, num_seqs, step_tokens)
+    num_window_pages = min(most, least + pages_in(max(0, spare), window_page_bytes))
+    return pages_in(nbytes - num_window_pages * window_page_bytes, page_bytes), num_window_pages

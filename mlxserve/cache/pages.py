@@ -215,7 +215,7 @@ class PagePool:
     def release_passed(self, pages: Sequence[int]) -> None:
         """Release pages as `release` does, and mark those as useless that were never hit."""
         self.release(pages)
-        self.order.lose_unused(pages)
+        self.order.mark_unhit_useless(pages)
 
     # ---- pins
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from mlxserve.cache.groups import Window, num_in, wanted
+from mlxserve.cache.groups import Window, max_useful_pages, pages_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class PoolMemory:
     page_bytes: Mapping[str, int]
 
 
-def most_pages(
+def max_page_counts(
     nbytes: int,
     page_bytes: int,
     window_page_bytes: int,
@@ -34,7 +34,7 @@ def most_pages(
     Each leaves memory for one request's pages of the other kind. Either number may be too small to serve
     anything.
     """
-    num_pages = num_in(nbytes - window.num_held * window_page_bytes, page_bytes)
+    num_pages = pages_in(nbytes - window.num_held * window_page_bytes, page_bytes)
     left = nbytes - window.num_held * page_bytes
-    most = wanted(window, num_seqs, step_tokens)
-    return max(0, num_pages), min(most, num_in(max(0, left), window_page_bytes))
+    most = max_useful_pages(window, num_seqs, step_tokens)
+    return max(0, num_pages), min(most, pages_in(max(0, left), window_page_bytes))

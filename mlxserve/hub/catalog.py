@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from mlxserve.cache.groups import Window
-from mlxserve.cache.pool_memory import most_pages
+from mlxserve.cache.pool_memory import max_page_counts
 from mlxserve.core.config import EngineConfig, SchedulerConfig, data_home
 from mlxserve.core.errors import UnsupportedModel
 from mlxserve.hub.class_defaults import with_class_defaults
@@ -204,7 +204,7 @@ def _fit_with_windows(
     step_tokens: int,
 ) -> MemoryFit:
     """Share the remaining memory between full and sliding-window pages, as a server does."""
-    num_pages, num_window_pages = most_pages(
+    num_pages, num_window_pages = max_page_counts(
         memory - taken,
         page_bytes,
         window_page_bytes,

@@ -51,7 +51,7 @@ def with_sizes(
 
     Raises InvalidConfig, OutOfMemory.
     """
-    sizes = _asked(config, loaded, step, memory_limit, group) or _fitted(
+    sizes = _configured(config, loaded, step, memory_limit, group) or _fitted(
         config, loaded, step, memory_limit, group
     )
     options, num_tokens = config.scheduler, sizes.num_pages * config.page_size
@@ -104,7 +104,7 @@ class Sizes:
     num_window_pages: int = 0
 
 
-def _asked(
+def _configured(
     config: EngineConfig,
     loaded: LoadedModel,
     step: StepPeak | None,
@@ -120,7 +120,7 @@ def _asked(
         left = memory_limit - loaded.weight_size - (step.beside_cache if step is not None else 0)
         cache_size = of_pages + of_pages // 3 if loaded.layers else left
         num_slots = loaded.all_min(fit_states(loaded, cache_size))
-    return Sizes(config.num_pages, num_slots, 0 if group is None else group.asked(config))
+    return Sizes(config.num_pages, num_slots, 0 if group is None else group.configured(config))
 
 
 def _fitted(

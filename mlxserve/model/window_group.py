@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from mlxserve.cache.groups import Window, num_in, split, wanted, window_of
+from mlxserve.cache.groups import Window, max_useful_pages, pages_in, split, window_of
 from mlxserve.cache.kinds.full_pages import FullPages
 from mlxserve.cache.kinds.window_pages import WindowPages
-from mlxserve.cache.pool_memory import PoolMemory, most_pages
+from mlxserve.cache.pool_memory import PoolMemory, max_page_counts
 from mlxserve.core.config import EngineConfig
 from mlxserve.core.errors import InvalidConfig
 from mlxserve.model.load import LoadedModel
@@ -35,7 +35,7 @@ class WindowGroup:
     def page_size(self) -> int:
         return self.window.page_size
 
-    def asked(self, config: EngineConfig) -> int:
+    def configured(self, config: EngineConfig) -> int:
         """Window pages to go with the configured pages; 0 if a separate pool saves nothing.
 
         Raises InvalidConfig.
@@ -45,7 +45,7 @@ class WindowGroup:
             self._refuse_too_few(config.num_window_pages)
             return config.num_window_pages
         options = config.scheduler
-        max_pages = wanted(self.window, options.max_num_seqs, options.step_budget)
+        max_pages = max_useful_pages(self.window, options.max_num_seqs, options.step_budget)
         return max_pages if max_pages < config.num_pages else 0
 
     def fitted(self, config: EngineConfig, nbytes: int, longest: int) -> tuple[int, int]:
@@ -59,7 +59,7 @@ class WindowGroup:
         """
         options = config.scheduler
         if self.is_shared:
-            return most_pages(
+            return max_page_counts(
                 nbytes,
                 self.other_page_bytes,
                 self.page_bytes,
@@ -70,7 +70,7 @@ class WindowGroup:
         if config.num_window_pages is not None:
             self._refuse_too_few(config.num_window_pages)
             left = nbytes - config.num_window_pages * self.page_bytes
-            num_pages = num_in(max(0, left), self.other_page_bytes)
+            num_pages = pages_in(max(0, left), self.other_page_bytes)
             return num_pages, config.num_window_pages
         num_pages, num_window_pages = split(
             nbytes,

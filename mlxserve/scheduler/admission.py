@@ -1,6 +1,6 @@
 """Admission: which of the waiting requests start in this step, each only if there are pages for it.
 
-`_look` decides about one request and changes nothing. `choose` parks and counts by these verdicts, and yields the
+`_decide` judges one request and changes nothing. `choose` parks and counts by these verdicts, and yields the
 requests that the planner starts.
 """
 
@@ -102,18 +102,18 @@ class Admission:
             is_full = num_looks == MAX_CANDIDATES or not self._has_place(step)
             if is_full or (passed and not self._may_overtake(request, passed)):
                 return
-            look = self._look(request, step, supply, is_overtaking=bool(passed))
-            if look.awaited is not None:
-                self._park(request, look.awaited)
+            candidate = self._decide(request, step, supply, is_overtaking=bool(passed))
+            if candidate.awaited is not None:
+                self._park(request, candidate.awaited)
                 num_parked_tokens += len(request.token_ids)
                 num_looks += num_parked_tokens > MAX_PARKED_TOKENS
                 continue
             num_looks += 1
             self._roster.followers.stay(request)
-            match look.verdict:
+            match candidate.verdict:
                 case Verdict.START:
-                    supply.num_pages -= self._num_taken(look)
-                    yield look
+                    supply.num_pages -= self._num_taken(candidate)
+                    yield candidate
                     supply.reserve(request)
                     self.count_overtaken(passed)
                 case Verdict.PASS:
@@ -123,7 +123,7 @@ class Admission:
                     self.count_deferral(request)
                 case Verdict.STOP:
                     return
-            if request is first and look.verdict is not Verdict.START:
+            if request is first and candidate.verdict is not Verdict.START:
                 return
 
     def _supply(self) -> Supply:
@@ -148,7 +148,7 @@ class Admission:
             yield first
         yield from (each for each in self._roster.waiting.in_order(now) if each is not first)
 
-    def _look(
+    def _decide(
         self, request: LiveRequest, step: Step, supply: Supply, *, is_overtaking: bool
     ) -> Candidate:
         cache = self._tables.cache
@@ -188,10 +188,10 @@ class Admission:
         for end in self._tables.ends:
             end.expect(leader, num_pages)
 
-    def _num_taken(self, look: Candidate) -> int:
+    def _num_taken(self, candidate: Candidate) -> int:
         """Return the free pages that a request takes at its start, with the source of its tail."""
-        taken = self._num_needed(look.request, look.cached)
-        return taken + (self._pool.num_idle([look.tail.page]) if look.tail else 0)
+        taken = self._num_needed(candidate.request, candidate.cached)
+        return taken + (self._pool.num_idle([candidate.tail.page]) if candidate.tail else 0)
 
     def count_overtaken(self, passed: Sequence[LiveRequest]) -> None:
         """Count that a request has started before these, which lack memory."""

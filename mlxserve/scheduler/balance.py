@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from mlxserve.cache.kinds.lending import Lending
+from mlxserve.cache.kinds.reclaim import Reclaimer
 from mlxserve.cache.pool_memory import PoolMemory
 from mlxserve.request import RequestState
 from mlxserve.scheduler.admission import Admission
@@ -44,8 +44,8 @@ class Resize:
 class _Transfer(NamedTuple):
     """A move of memory: `taker` gets `num_pages`, and `giver` gives as many bytes."""
 
-    giver: Lending
-    taker: Lending
+    giver: Reclaimer
+    taker: Reclaimer
     num_pages: int
 
 
@@ -59,22 +59,22 @@ class Balance:
         self._tables = tables
         self._roster = roster
         self._admission = admission
-        self._kinds = [kind.lending for kind in tables.kinds if kind.lending is not None]
+        self._kinds = [kind.reclaimer for kind in tables.kinds if kind.reclaimer is not None]
         self._resizes: list[Resize] = []
         self.has_prompts = False  # True if prompts were running at the last plan
         full, *others = self._kinds
         for kind in others:
             kind.weight = self._bytes(kind) / self._bytes(full)
-        left = memory.nbytes - full.num_fewest * self._bytes(full)
+        left = memory.nbytes - full.min_pages * self._bytes(full)
         for kind in others:
-            most = max(kind.num_fewest, left // self._bytes(kind))
-            self._lower(kind, min(kind.num_at_start, most))
+            max_pages = max(kind.min_pages, left // self._bytes(kind))
+            self._lower(kind, min(kind.initial_pages, max_pages))
             left -= kind.pool.blank.limit * self._bytes(kind)
-        left += full.num_fewest * self._bytes(full)
+        left += full.min_pages * self._bytes(full)
         self._lower(full, min(full.pool.num_pages, left // self._bytes(full)))
         assert self._num_left >= 0, "not even one request would go on"
 
-    def _bytes(self, kind: Lending) -> int:
+    def _bytes(self, kind: Reclaimer) -> int:
         return self.memory.page_bytes[kind.name]
 
     @property
@@ -91,15 +91,15 @@ class Balance:
 
     def is_wanted(self, now: int) -> bool:
         """Return True if memory would move before plan number `now`, with no step unread."""
-        return self._next(now) is not None
+        return self._next_transfer(now) is not None
 
     def run(self, now: int) -> bool:
         """Move memory for plan number `now`; return True if any moved. No step may be unread."""
         assert not self._tables.num_unread, "an unread step uses pages"
         for kind in self._kinds:
-            kind.settle()
+            kind.apply_dropped_ends()
         num_moved = 0
-        while num_moved < len(self._kinds) and (transfer := self._next(now)) is not None:
+        while num_moved < len(self._kinds) and (transfer := self._next_transfer(now)) is not None:
             self._tables.release_unused()
             self._move(transfer)
             num_moved += 1
@@ -109,17 +109,17 @@ class Balance:
         """Audit. Raises AssertionError."""
         assert self._num_left >= 0, "the kinds have more memory than they share"
         for kind in self._kinds:
-            assert kind.pool.blank.limit >= kind.num_fewest, (
+            assert kind.pool.blank.limit >= kind.min_pages, (
                 f"not even one request goes on: {kind.name}"
             )
 
     # ---- decisions
 
-    def _next(self, now: int) -> _Transfer | None:
+    def _next_transfer(self, now: int) -> _Transfer | None:
         """Return the next transfer; None if no kind needs memory, or none can give it."""
         if self._is_at_rest():
             return None
-        transfer = self._for_starved()
+        transfer = self._transfer_for_starved()
         for taker in self._kinds if transfer is None else ():
             num_wanted = self._num_wanted(taker, now)
             if taker.num_spare >= num_wanted:
@@ -129,11 +129,11 @@ class Balance:
                 if giver is taker or transfer is not None:
                     continue
                 if num_missing > 0:
-                    most = giver.pool.num_free - self._num_own(giver)
-                    count = self._count(giver, taker, num_missing, most)
+                    max_given = giver.pool.num_free - self._num_needed_soon(giver)
+                    count = self._count(giver, taker, num_missing, max_given)
                 else:
-                    most = self._num_cheaper(giver, taker) - self._num_wanted(giver, now)
-                    count = self._count(giver, taker, num_wanted - taker.num_spare, most)
+                    max_given = self._num_cheaper(giver, taker) - self._num_wanted(giver, now)
+                    count = self._count(giver, taker, num_wanted - taker.num_spare, max_given)
                 if count > 0:
                     transfer = _Transfer(giver, taker, count)
         return transfer
@@ -145,7 +145,7 @@ class Balance:
             return False
         return all(kind.num_spare >= len(running) for kind in self._kinds)
 
-    def _for_starved(self) -> _Transfer | None:
+    def _transfer_for_starved(self) -> _Transfer | None:
         """Return a transfer with which the request that lacked memory in the last plan can begin."""
         request = self._admission.starved
         if request is None or request.state is not RequestState.WAITING:
@@ -155,12 +155,12 @@ class Balance:
         lacking |= {end.name: num for end, num in self._admission.lacking(request, cached).items()}
         for taker in self._kinds:
             for giver in self._kinds if lacking[taker.name] > 0 else ():
-                wanted, most = lacking[taker.name], -lacking[giver.name]
-                if most > 0 and self._count(giver, taker, wanted, most) == wanted:
+                wanted, max_given = lacking[taker.name], -lacking[giver.name]
+                if max_given > 0 and self._count(giver, taker, wanted, max_given) == wanted:
                     return _Transfer(giver, taker, wanted)
         return None
 
-    def _num_growing(self, kind: Lending) -> int:
+    def _num_growing(self, kind: Reclaimer) -> int:
         """Return the pages that running requests need next; an upper bound if there are enough."""
         running = self._roster.running
         if len(running) <= kind.pool.num_free:
@@ -171,31 +171,31 @@ class Balance:
             for request in running.values()
         )
 
-    def _num_wanted(self, kind: Lending, now: int) -> int:
+    def _num_wanted(self, kind: Reclaimer, now: int) -> int:
         """Return the number of pages that the next plan will probably allocate."""
         running, waiting = self._roster.running, self._roster.waiting
-        num_wanted = self._num_own(kind)
+        num_wanted = self._num_needed_soon(kind)
         if waiting.num_queued and len(running) < self._admission.max_running:
             request = next(iter(waiting.in_order(now)))
             num_wanted += max(0, kind.num_first(request, self._tables.cache.match(request)))
         return num_wanted
 
-    def _num_own(self, kind: Lending) -> int:
+    def _num_needed_soon(self, kind: Reclaimer) -> int:
         """Return the number of free pages that running requests will allocate soon."""
         running = self._roster.running.values()
         prompts = [request for request in running if request.num_computed < request.prefill_end]
         return len(running) + sum(map(kind.num_left, prompts))
 
-    def _num_cheaper(self, giver: Lending, taker: Lending) -> int:
+    def _num_cheaper(self, giver: Reclaimer, taker: Reclaimer) -> int:
         """Return how many pages of the giver cost less than those that the taker would evict."""
         is_cheaper = giver.next_cost() * _MARGIN < taker.next_cost()
         return giver.pool.num_free if is_cheaper else giver.num_spare
 
-    def _count(self, giver: Lending, taker: Lending, count: int, most: int) -> int:
-        """Return how many of `count` pages the taker can have if the giver gives at most `most`."""
+    def _count(self, giver: Reclaimer, taker: Reclaimer, count: int, max_given: int) -> int:
+        """Return how many of `count` pages the taker can have if the giver gives at most `max_given`."""
         count = min(count, taker.pool.num_pages - taker.pool.blank.limit)
-        most = max(0, min(most, giver.pool.blank.limit - giver.num_fewest))
-        nbytes = most * self._bytes(giver) + self._num_left
+        max_given = max(0, min(max_given, giver.pool.blank.limit - giver.min_pages))
+        nbytes = max_given * self._bytes(giver) + self._num_left
         return max(0, min(count, nbytes // self._bytes(taker)))
 
     # ---- transfers
@@ -208,17 +208,17 @@ class Balance:
         blank = taker.pool.blank
         blank.limit += min(self._num_left // self._bytes(taker), taker.pool.num_pages - blank.limit)
 
-    def _give(self, giver: Lending, count: int) -> None:
+    def _give(self, giver: Reclaimer, count: int) -> None:
         blank = giver.pool.blank
         if blank.limit - count < blank.num_open:
             # Resizing copies the arrays: give more at once if these pages are useless.
-            num_useless = giver.num_spare - self._num_own(giver)
+            num_useless = giver.num_spare - self._num_needed_soon(giver)
             count = max(count, min(num_useless // 2, blank.limit // _AT_ONCE))
-        limit = max(giver.num_fewest, blank.limit - count)
+        limit = max(giver.min_pages, blank.limit - count)
         giver.make_room(blank.limit - limit)
         self._lower(giver, limit)
 
-    def _lower(self, giver: Lending, limit: int) -> None:
+    def _lower(self, giver: Reclaimer, limit: int) -> None:
         running = self._roster.running.values()
         fixed = {page for each in running if each.loading for page in giver.table(each)}
         targets = giver.pool.lower(limit, fixed)

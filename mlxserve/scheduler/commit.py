@@ -53,7 +53,7 @@ class Commit:
             request = chunk.request
             request.num_in_flight -= 1
             if chunk.start >= request.commits_until:
-                outputs += self._look(chunk, result, now)
+                outputs += self._commit_fully(chunk, result, now)
                 if chunk.samples and request.asked.guide is not None:
                     guided.append(request)
                 continue
@@ -70,7 +70,7 @@ class Commit:
             _ask_guides(guided)
         return outputs
 
-    def _look(self, chunk: Chunk, result: Sampled | None, now: int) -> list[Output]:
+    def _commit_fully(self, chunk: Chunk, result: Sampled | None, now: int) -> list[Output]:
         """Commit any kind of chunk: part of a prompt, with a draft, or of a request that has ended."""
         request = chunk.request
         assert chunk.samples == (result is not None), f"{request.id}: sampled out of turn"
@@ -162,12 +162,12 @@ class Commit:
         if reason is not None:
             self._finish(request, reason)
         else:
-            request.commits_until = self._next_look(request)
+            request.commits_until = self._next_full_commit(request)
         first = request.num_outputs - len(taken) + 1
         outputs = [self.output(request, each, None, first + i) for i, each in enumerate(taken[:-1])]
         return [*outputs, self.output(request, taken[-1], reason, request.num_outputs)]
 
-    def _next_look(self, request: LiveRequest) -> int:
+    def _next_full_commit(self, request: LiveRequest) -> int:
         """Return the position from which chunks need the full commit."""
         params = request.asked.params
         if request.asked.guide is not None or params.stop_on_repetition:

@@ -196,10 +196,12 @@ class DiskPages:
 
     def endangered_at_end(self, kind: UnitKind, limit: int) -> list[tuple[bytes, int]]:
         """Return up to `limit` (hash, unit) of unwritten units whose ends will be dropped soon."""
-        if self._disk is None or kind.lending is None:
+        if self._disk is None or kind.reclaimer is None:
             return []
         is_unwritten = partial(self._disk.is_unwritten, kind.name)
-        found = ((hash_, page) for hash_, page in kind.lending.next_lost() if is_unwritten(hash_))
+        found = (
+            (hash_, page) for hash_, page in kind.reclaimer.next_dropped() if is_unwritten(hash_)
+        )
         return list(islice(found, limit))
 
     def num_left(self, request: LiveRequest) -> int:

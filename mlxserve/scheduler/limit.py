@@ -59,7 +59,7 @@ class LimitRules:
     charges_pages: bool = True
 
     @classmethod
-    def of(cls, config: SchedulerConfig, page_size: int) -> LimitRules:
+    def from_config(cls, config: SchedulerConfig, page_size: int) -> LimitRules:
         return cls(
             page_size=page_size,
             step_budget=config.step_budget,

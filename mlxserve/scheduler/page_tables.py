@@ -71,7 +71,7 @@ class PageTables:
         assert config.max_model_len is not None, "known once the model is loaded"
         self.pool = pool
         self.ends = tuple(ends)
-        others = [end.lending for end in ends if end.lending is not None]
+        others = [end.reclaimer for end in ends if end.reclaimer is not None]
         self._full = FullPages(pool, others)
         self.kinds: tuple[UnitKind, ...] = (self._full, *ends)
         # A tail ends in the middle of a page, where no other kind can go on.
@@ -172,7 +172,7 @@ class PageTables:
             if not kind.room.can_grow(request, num_pages):
                 return False
         if self.ends:
-            self._full.lending.make_room(missing)
+            self._full.reclaimer.make_room(missing)
         pages = self.pool.allocate(missing, table[-1] if table else None)
         if pages is None:
             return False

@@ -133,13 +133,13 @@ class Pins:
         if request_id not in self._pinned:
             return []
         chain = self._pinned.pop(request_id)
-        self._give_up(request_id, chain)
+        self._end_claim(request_id, chain)
         return [self._pool.index.page_of(hash_) for hash_ in chain]
 
     def cancel(self, request: LiveRequest) -> None:
         """End the claim of a prefix that is not pinned yet; no-op for other requests."""
         if request.id in self._promised:
-            self._give_up(request.id, self._promised.pop(request.id))
+            self._end_claim(request.id, self._promised.pop(request.id))
 
     def check(self, live: Sequence[LiveRequest]) -> None:
         """Audit. Raises AssertionError."""
@@ -196,7 +196,7 @@ class Pins:
         """Return the hashes of the pages that the client claims."""
         return self._own.get(client, Counter()).keys()
 
-    def _give_up(self, request_id: str, chain: Sequence[bytes]) -> None:
+    def _end_claim(self, request_id: str, chain: Sequence[bytes]) -> None:
         client = self._requests.pop(request_id).client
         for claims in (self._claims, self._own[client]):
             claims.subtract(chain)

@@ -68,11 +68,11 @@ class StepPlanner:
         if self.balance is not None:
             self.balance.has_prompts = bool(step.prompts)
         if not step.has_preempted:
-            for look in self.admission.choose(step, now, first):
-                self._start(look, step)
+            for candidate in self.admission.choose(step, now, first):
+                self._start(candidate, step)
             if self.balance is not None and self._is_stuck(step) and self.balance.run(now):
-                for look in self.admission.choose(step, now, first):
-                    self._start(look, step)
+                for candidate in self.admission.choose(step, now, first):
+                    self._start(candidate, step)
         if self._drafts is not None:
             self._plan_drafts(step, self._drafts)
         assert step.budget >= 0, "the step is overdrawn"
@@ -103,7 +103,7 @@ class StepPlanner:
         decodes = [
             request
             for request in list(self._roster.running.values())
-            if request.num_computed < request.decodes_until or self._goes_on(request, step)
+            if request.num_computed < request.decodes_until or self._decodes(request, step)
         ]
         if step.has_preempted:
             decodes = [request for request in decodes if request.state is RequestState.RUNNING]
@@ -112,7 +112,7 @@ class StepPlanner:
         for client, count in Counter([request.asked.client for request in decodes]).items():
             charge(client, decode=count)
 
-    def _goes_on(self, request: LiveRequest, step: Step) -> bool:
+    def _decodes(self, request: LiveRequest, step: Step) -> bool:
         """Return True if the request decodes in this step, and set `decodes_until`."""
         start = request.num_computed
         if start < request.prefill_end:
@@ -167,11 +167,11 @@ class StepPlanner:
             assert grown, "there was room for the share"
             step.add(request, share)
 
-    def _start(self, look: Candidate, step: Step) -> None:
-        request, tail, cache = look.request, look.tail, self._tables.cache
-        num_cached, num_known = len(look.cached), cache.num_known(request)
+    def _start(self, candidate: Candidate, step: Step) -> None:
+        request, tail, cache = candidate.request, candidate.tail, self._tables.cache
+        num_cached, num_known = len(candidate.cached), cache.num_known(request)
         self._roster.admit(request)
-        self._tables.start(request, look.cached, look.num_on_disk, tail)
+        self._tables.start(request, candidate.cached, candidate.num_on_disk, tail)
         if cache.serves(request):
             self._roster.followers.lead(request, request.page_hashes[num_cached:])
         self._count_hits(request)
@@ -179,16 +179,16 @@ class StepPlanner:
         if request.cache is None:
             num_copied = tail.num_tokens if tail else 0
             request.cache = cache.report(
-                request, num_cached, num_copied, num_known, look.num_on_disk
+                request, num_cached, num_copied, num_known, candidate.num_on_disk
             )
-        if look.share is None:
+        if candidate.share is None:
             self._tables.load(request)
             return
-        grown = self._tables.grow(request, request.num_computed + look.share.num_tokens)
+        grown = self._tables.grow(request, request.num_computed + candidate.share.num_tokens)
         assert grown, "admitted without the pages it needs"
         if tail:
             self._tables.copy_tail(request, tail)
-        step.add(request, look.share)
+        step.add(request, candidate.share)
 
     def _count_hits(self, request: LiveRequest) -> None:
         stats, num_hits = self._stats, request.num_computed

@@ -114,7 +114,7 @@ class Roster:
         request.finish_reason = reason
         request.commits_until = 0  # what an unread step sampled for it is dropped
 
-    def look_again(self) -> None:
+    def recheck_running(self) -> None:
         """Make the next plan and commit check every running request: its limits may have changed."""
         for request in self.running.values():
             request.decodes_until = request.commits_until = 0

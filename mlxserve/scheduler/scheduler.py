@@ -88,7 +88,7 @@ class Scheduler:
         self.config = config
         self._disk = disk
         self._memory = memory
-        self.rules = LimitRules.of(config, pool.page_size)
+        self.rules = LimitRules.from_config(config, pool.page_size)
         self._drafts: Drafts | None = None
         may_draft = all(end.allows_drafts for end in ends)
         if may_draft and (drafts or config.speculative_tokens):
@@ -201,7 +201,7 @@ class Scheduler:
         except PagesPromised:
             self.page_tables.pins.cancel(request)
             raise
-        self.roster.look_again()  # the others may not get as long as before
+        self.roster.recheck_running()  # the others may not get as long as before
 
     def _queue(self, request: LiveRequest) -> None:
         self._num_arrivals = max(self._num_arrivals, request.arrival + 1)

@@ -10,12 +10,12 @@ import pytest
 from mlxserve.cache.groups import (
     MIN_WINDOWS,
     Window,
-    num_in,
+    max_useful_pages,
+    pages_in,
     split,
-    wanted,
     window_of,
 )
-from mlxserve.cache.pool_memory import most_pages
+from mlxserve.cache.pool_memory import max_page_counts
 
 KIB, GB = 1 << 10, 1 << 30
 
@@ -71,7 +71,9 @@ def divided(name: str, nbytes: int, page_size: int, **options: Any) -> tuple[int
     num_pages, num_window_pages = split(
         nbytes, full * page_size, windowed * page_size, window, **settings
     )
-    assert window.num_held <= num_window_pages <= wanted(window, settings["num_seqs"], 512)
+    assert (
+        window.num_held <= num_window_pages <= max_useful_pages(window, settings["num_seqs"], 512)
+    )
     taken = num_pages * full + num_window_pages * windowed
     assert nbytes - full * page_size < taken * page_size <= nbytes
     return num_pages * page_size, window.num_windows(num_window_pages)
@@ -150,7 +152,7 @@ def test_shared_memory_holds_either_a_long_context_or_many_windows(
     full, windowed, size, _, _ = MODELS[name]
     window = Window(size, 32)
     for num_seqs, expected in ((64, shared), (1, shared_by_one)):
-        num_pages, num_window_pages = most_pages(
+        num_pages, num_window_pages = max_page_counts(
             int(memory * GB), 32 * full, 32 * windowed, window, num_seqs=num_seqs, **STEP
         )
         assert (num_pages * 32, round(window.num_windows(num_window_pages), 1)) == expected
@@ -168,8 +170,8 @@ def test_a_rank_without_layers_of_one_kind_does_not_limit_its_pages() -> None:
     sizes = {"longest": 8192, "num_seqs": 8, "step_tokens": 512}
     num_pages, num_window_pages = split(GB, 0, 32 * 416 * KIB, window, **sizes)
     assert num_pages > 1_000_000
-    assert window.num_held <= num_window_pages <= wanted(window, 8, 512)
+    assert window.num_held <= num_window_pages <= max_useful_pages(window, 8, 512)
     num_pages, num_window_pages = split(GB, 32 * 80 * KIB, 0, window, **sizes)
     assert num_pages == GB // (32 * 80 * KIB)
-    assert num_window_pages == wanted(window, 8, 512)
-    assert num_in(100, 30) == 3
+    assert num_window_pages == max_useful_pages(window, 8, 512)
+    assert pages_in(100, 30) == 3

@@ -17,7 +17,7 @@ from mlxserve.cache.ends import Ends
 from mlxserve.cache.eviction import EvictionLog, EvictionOrder
 from mlxserve.cache.groups import Window
 from mlxserve.cache.kinds.full_pages import FullPages
-from mlxserve.cache.kinds.lending import FullLending
+from mlxserve.cache.kinds.reclaim import FullPageReclaimer
 from mlxserve.cache.kinds.snapshots import Snapshots
 from mlxserve.cache.kinds.state_slots import StateSlots
 from mlxserve.cache.kinds.window_ends import WindowEnds
@@ -88,8 +88,8 @@ FOUND_BY_MACHINE: dict[str, Bug] = {
     "find a state before the step is read": Bug(
         StateSlots,
         "_plan",
-        "keeps = self._public(request, start, end)",
-        "keeps = self._public(request, start, end)\n"
+        "keeps = self._plan_snapshots(request, start, end)",
+        "keeps = self._plan_snapshots(request, start, end)\n"
         "    for position, id_ in keeps: self._publish(request, position, id_)",
     ),
     "count pages without a state after them": Bug(
@@ -131,7 +131,7 @@ FOUND_BY_MACHINE: dict[str, Bug] = {
     "move a page and not its tables": Bug(
         Balance, "_lower", "giver.rename(request, targets)", "pass"
     ),
-    "move a page that is being read": Bug(Balance, "_lower", "if one.loading", "if False"),
+    "move a page that is being read": Bug(Balance, "_lower", "if each.loading", "if False"),
     "close a page that is held": Bug(
         PagePool, "lower", "self.index.move(page, target)", "self.index.remove(page)"
     ),
@@ -152,7 +152,7 @@ FOUND_BY_MACHINE: dict[str, Bug] = {
     "never wake the followers": Bug(
         PrefixFollowers, "pages_published", "for follower in self._end(hash_)", "for follower in ()"
     ),
-    "decode past a certain end": Bug(StepPlanner, "_goes_on", "start >= last", "start > last"),
+    "decode past a certain end": Bug(StepPlanner, "_decodes", "start >= last", "start > last"),
     "keep computed tokens over a preemption": Bug(
         Preemption, "requeue", "request.num_computed = 0", "pass"
     ),
@@ -191,7 +191,7 @@ FOUND_BY_MACHINE: dict[str, Bug] = {
         "self.pool.release(self.pool.allocate(min(2, self.pool.num_free))); "
         "self.pool.retain(cached)",
     ),
-    "keep a claim that was dropped": Bug(Pins, "_give_up", "del claims[hash_]", "pass"),
+    "keep a claim that was dropped": Bug(Pins, "_end_claim", "del claims[hash_]", "pass"),
     "forget to copy a fork's tail": Bug(
         PageTables,
         "fork",
@@ -230,12 +230,12 @@ FOUND_BY_MACHINE: dict[str, Bug] = {
     ),
     "decode past the pages without a look": Bug(
         StepPlanner,
-        "_goes_on",
+        "_decodes",
         "min(last, len(request.page_table) * self._pool.page_size)",
         "last",
     ),
     "end a page without a look": Bug(
-        Commit, "_next_look", "return min(end_of_page, ", "return min(end_of_page + 1, "
+        Commit, "_next_full_commit", "return min(end_of_page, ", "return min(end_of_page + 1, "
     ),
     "plan for a preempted request": Bug(
         StepPlanner,
@@ -362,7 +362,7 @@ FOUND_BY_CLAIM: dict[str, Bug] = {
     "forget the source of a copied tail": Bug(
         Admission,
         "_num_taken",
-        "taken + (self._pool.num_idle([look.tail.page]) if look.tail else 0)",
+        "taken + (self._pool.num_idle([candidate.tail.page]) if candidate.tail else 0)",
         "taken",
         test_admission.test_the_source_of_a_copied_tail_is_counted_until_it_is_copied,
     ),
@@ -453,30 +453,30 @@ FOUND_BY_CLAIM: dict[str, Bug] = {
     ),
     "count the places behind a conversation as its last": Bug(
         WindowEnds,
-        "leave",
-        "self._ends.pass_by(began)",
+        "finish",
+        "self._ends.pass_by(continued)",
         "pass",
         test_balance.test_conversations_that_fit_keep_their_windows,
     ),
     "keep what leads to a lost place": Bug(
-        FullLending,
-        "_lose_around",
+        FullPageReclaimer,
+        "_mark_around",
         "pages.append(page)",
         "break",
         test_balance.test_pages_that_lead_to_a_lost_place_are_evicted_first,
     ),
     "give no memory to a request that lacks it": Bug(
         Balance,
-        "_for_starved",
-        "if most > 0 and",
+        "_transfer_for_starved",
+        "if max_given > 0 and",
         "if False and",
         test_balance.test_a_request_can_have_all_but_its_own_window,
     ),
     "move memory for a request that cannot begin": Bug(
         Balance,
-        "_for_starved",
-        "self._count(giver, taker, wanted, most) == wanted",
-        "self._count(giver, taker, wanted, most) > 0",
+        "_transfer_for_starved",
+        "self._count(giver, taker, wanted, max_given) == wanted",
+        "self._count(giver, taker, wanted, max_given) > 0",
         test_balance.test_nothing_moves_for_a_request_that_could_not_begin,
     ),
     "pass pages of a place that others may go on from": Bug(
@@ -489,14 +489,14 @@ FOUND_BY_CLAIM: dict[str, Bug] = {
     "write no window before it is given up": Bug(
         DiskPages,
         "endangered_at_end",
-        "kind.lending is None",
+        "kind.reclaimer is None",
         "True",
         test_windows.test_a_window_is_written_before_it_is_given_up,
     ),
     "expect nothing after a prompt": Bug(
         WindowPages,
         "_expected_ends",
-        "ends_of(request, self.pool.page_size) | self._expected.get(request, set())",
+        "likely_ends(request, self.pool.page_size) | self._expected.get(request, set())",
         "self._expected.get(request, set())",
         test_windows.test_the_window_at_the_end_of_a_prompt_outlives_a_long_answer,
     ),
@@ -510,8 +510,8 @@ FOUND_BY_CLAIM: dict[str, Bug] = {
     "write no window at the end of a prompt": Bug(
         WindowPages,
         "used_by",
-        "for end in ends_of(request, self.pool.page_size)",
-        "for end in ()",
+        "for end in likely}",
+        "for end in ()}",
         test_windows.test_a_prompt_on_disk_is_read_with_its_last_window,
     ),
     "admit without a count of windows": Bug(
@@ -644,7 +644,7 @@ FOUND_BY_CLAIM: dict[str, Bug] = {
     "P1 keep a match over an eviction": Bug(
         PrefixCache,
         "match",
-        "if evicted is None or found.has_lost(evicted):",
+        "if evicted is None or match.has_lost(evicted):",
         "if False:",
         test_pitfalls.test_p01_a_match_does_not_outlive_an_eviction,
     ),
@@ -756,7 +756,7 @@ FOUND_BY_CLAIM: dict[str, Bug] = {
     ),
     "P12 count every look": Bug(
         Admission,
-        "_look",
+        "_decide",
         "cached = cache.match(request)",
         "cached = cache.match(request); self._stats.prefix_queries += len(request.token_ids)",
         test_pitfalls.test_p12_neither_retries_nor_preemptions_count_as_hits,
@@ -777,7 +777,7 @@ FOUND_BY_CLAIM: dict[str, Bug] = {
     ),
     "P15 count hits and compute all the same": Bug(
         Admission,
-        "_look",
+        "_decide",
         "cached = cache.match(request)",
         "cached = cache.match(request); self._stats.prefix_hits += 4 * len(cached); "
         "cached, cache.num_known = [], lambda request: 0",
@@ -786,7 +786,7 @@ FOUND_BY_CLAIM: dict[str, Bug] = {
     # Admission.
     "charge cached tokens": Bug(
         Admission,
-        "_look",
+        "_decide",
         "start = len(cached) * self._pool.page_size",
         "start = 0",
         test_admission.test_two_prompts_of_1024_with_512_cached_each_use_1024_of_a_2048_budget,
@@ -800,7 +800,7 @@ FOUND_BY_CLAIM: dict[str, Bug] = {
     ),
     "every request computes the common prefix": Bug(
         Admission,
-        "_look",
+        "_decide",
         "if awaited is not None:",
         "if False:",
         test_admission.test_four_cold_requests_compute_and_hold_their_long_prefix_once,
@@ -1030,7 +1030,7 @@ FOUND_BY_CLAIM: dict[str, Bug] = {
     "another plan: admit all into the same pages": Bug(
         Admission,
         "choose",
-        "supply.num_pages -= self._num_taken(look)",
+        "supply.num_pages -= self._num_taken(candidate)",
         "pass",
         test_differential.test_d4_the_plan_is_that_of_a_scheduler_that_looks_at_everything,
     ),

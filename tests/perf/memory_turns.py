@@ -21,7 +21,7 @@ from mlxserve.cache.groups import Window
 from mlxserve.cache.kinds.full_pages import FullPages
 from mlxserve.cache.kinds.window_pages import WindowPages
 from mlxserve.cache.pages import PagePool
-from mlxserve.cache.pool_memory import PoolMemory, most_pages
+from mlxserve.cache.pool_memory import PoolMemory, max_page_counts
 from mlxserve.core.config import SchedulerConfig
 from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.request import Request, RequestState, Sampled
@@ -56,7 +56,7 @@ class Memory:
             FullPages.name: PAGE_SIZE * TOKEN_BYTES,
             WindowPages.name: PAGE_SIZE * WINDOW_TOKEN_BYTES,
         }
-        num_pages, num_window_pages = most_pages(
+        num_pages, num_window_pages = max_page_counts(
             self.nbytes,
             page_bytes[FullPages.name],
             page_bytes[WindowPages.name],

@@ -81,7 +81,9 @@ def test_pages_that_lead_to_a_lost_place_are_evicted_first(make_engine: MakeEngi
     assert windows is not None
     windows.ends.make_room(windows.pool.num_free)
     turn(engine, numbered(3, 4))
-    first = [engine.scheduler.pool.index.hash_of(page) for page in engine.scheduler.pool.order.lost]
+    first = [
+        engine.scheduler.pool.index.hash_of(page) for page in engine.scheduler.pool.order.useless
+    ]
     hashes = engine.scheduler.page_tables.cache.hashes_of(numbered(2, 120), b"")
     assert all(map(engine.scheduler.pool.index.is_known, hashes))
     assert set(hashes) <= set(first)

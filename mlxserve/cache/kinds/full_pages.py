@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from mlxserve.cache.kinds.kind import Has, Units, Uses
-from mlxserve.cache.kinds.lending import FullLending, Lending
+from mlxserve.cache.kinds.reclaim import FullPageReclaimer, Reclaimer
 from mlxserve.cache.pages import PagePool
 from mlxserve.request import LiveRequest
 
@@ -18,10 +18,10 @@ class FullPages:
 
     name = "pages"
 
-    def __init__(self, pool: PagePool, others: Sequence[Lending] = ()) -> None:
+    def __init__(self, pool: PagePool, others: Sequence[Reclaimer] = ()) -> None:
         """Take the pool, and the pages of `others`: kinds that limit how much of a prefix is usable."""
         self._pool = pool
-        self.lending: Lending = FullLending(pool, self.name, others)
+        self.reclaimer: Reclaimer = FullPageReclaimer(pool, self.name, others)
         self.has = pool.index.is_known
         self.unit_of = pool.index.page_of
 

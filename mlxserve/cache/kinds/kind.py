@@ -21,7 +21,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol, Self, TypeVar
 
-from mlxserve.cache.kinds.lending import Lending
+from mlxserve.cache.kinds.reclaim import Reclaimer
 from mlxserve.cache.pages import PagePool
 from mlxserve.request import CacheMiss, Chunk, LiveRequest
 
@@ -66,7 +66,7 @@ class UnitKind(Protocol):
         """Name of the kind, by which the runner and the disk know it."""
 
     @property
-    def lending(self) -> Lending | None:
+    def reclaimer(self) -> Reclaimer | None:
         """Its pages, to share their memory with other kinds; None if its units are not pages."""
 
     def has(self, hash_: bytes, /) -> bool:
@@ -139,7 +139,7 @@ class EndKind(ABC):
     allows_drafts = True  # rows of rejected tokens can be overwritten
     pool: PagePool | None = None  # if its units are pages
     room: Room = Room()
-    lending: Lending | None = None  # its pages, if they share memory with other kinds
+    reclaimer: Reclaimer | None = None  # its pages, if they share memory with other kinds
     names_units = False  # `plan` and `load` name its units, and `pop_dropped` returns these names
     has_table = False  # chunks carry the request's `window_table`
 

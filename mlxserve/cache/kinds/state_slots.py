@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 
 from mlxserve.cache.kinds.kind import EndKind, Has, Start, Units, Uses
 from mlxserve.cache.kinds.snapshots import Snapshots, Worth
-from mlxserve.cache.kinds.turn_ends import ends_of
+from mlxserve.cache.kinds.turn_ends import likely_ends
 from mlxserve.cache.pages import PagePool
 from mlxserve.core.stats import StateStats
 from mlxserve.request import STATE_SLOTS, CacheMiss, Chunk, LiveRequest, StatePlan
@@ -144,17 +144,17 @@ class StateSlots(EndKind):
         restore, running.restore = running.restore, None
         if not running.is_cached:
             return StatePlan(None, ())
-        keeps = self._public(request, start, end)
+        keeps = self._plan_snapshots(request, start, end)
         if end % self._pool.page_size == 0 and end not in dict(keeps):
             keeps.append((end, self._new_id(is_public=False)))
         return StatePlan(restore, tuple(keeps))
 
-    def _public(self, request: LiveRequest, start: int, end: int) -> list[tuple[int, int]]:
+    def _plan_snapshots(self, request: LiveRequest, start: int, end: int) -> list[tuple[int, int]]:
         """Return (position, id) of the snapshots to take for other prompts, while there are slots."""
         if start >= request.prefill_end:
             return []
         page_size = self._pool.page_size
-        wanted = {num_pages * page_size for num_pages in ends_of(request, page_size)}
+        wanted = {num_pages * page_size for num_pages in likely_ends(request, page_size)}
         wanted |= self._running[request].wanted
         if request.asked.pins:
             wanted.add(request.num_prompt // page_size * page_size)

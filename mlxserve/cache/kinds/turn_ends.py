@@ -7,7 +7,7 @@ from mlxserve.request import LiveRequest
 TURN_END = 16  # tokens: "<|im_start|>assistant\\n<think>\\n" and the like
 
 
-def ends_of(request: LiveRequest, page_size: int) -> set[int]:
+def likely_ends(request: LiveRequest, page_size: int) -> set[int]:
     """Return the two numbers of pages after which other prompts will probably continue.
 
     The same prompt again continues before its last token. The next turn of a conversation continues at

@@ -8,44 +8,44 @@ from math import inf
 
 from mlxserve.cache.ends import End, Ends
 from mlxserve.cache.groups import Window
-from mlxserve.cache.kinds.lending import Lending
+from mlxserve.cache.kinds.reclaim import Reclaimer
 from mlxserve.cache.kinds.window_room import CHUNK_PAGES, held
 from mlxserve.cache.pages import PagePool
 from mlxserve.request import LiveRequest, PageTable, as_page_table
 
-_MAX_LOST = 256  # dropped ends that are remembered for the next `pop_lost`
+_MAX_DROPPED = 256  # dropped ends that are remembered for the next `pop_dropped_ends`
 
 
-class WindowEnds(Lending):
+class WindowEnds(Reclaimer):
     """The window pages of one pool. A window is dropped as a whole, and its pages are evicted next."""
 
     name = "windows"
 
     def __init__(self, pool: PagePool, window: Window) -> None:
         self.pool = pool
-        self._lost: deque[bytes] = deque(maxlen=_MAX_LOST)  # ends that were dropped
+        self._dropped: deque[bytes] = deque(maxlen=_MAX_DROPPED)  # ends that were dropped
         self._version = 0  # counts changes of the ends
         self._memo: tuple[tuple[int, int, int], tuple[float, bytes] | None] | None = None
         self._window = window
         self._ends = Ends()
-        self._began: dict[LiveRequest, bytes] = {}  # the end that a request continued from
-        self.num_fewest = window.num_held
-        self.num_at_start = min(pool.num_pages, 2 * window.num_held)
+        self._continued: dict[LiveRequest, bytes] = {}  # the end that a request continued from
+        self.min_pages = window.num_held
+        self.initial_pages = min(pool.num_pages, 2 * window.num_held)
 
     def has_end(self, hash_: bytes) -> bool:
         return hash_ in self._ends
 
-    def pop_lost(self) -> list[bytes]:
-        lost = list(self._lost)
-        self._lost.clear()
-        return lost
+    def pop_dropped_ends(self) -> list[bytes]:
+        dropped = list(self._dropped)
+        self._dropped.clear()
+        return dropped
 
     # ---- new ends
 
     def begin(self, request: LiveRequest, hash_: bytes) -> None:
         """Record that a request continues after the page with this hash."""
         self._ends.use(hash_, self.pool.order.clock)
-        self._began[request] = hash_
+        self._continued[request] = hash_
 
     def add(self, hashes: Sequence[bytes], num_pages: int) -> None:
         """Add the end after the first `num_pages` pages, if their whole window is cached."""
@@ -53,13 +53,13 @@ class WindowEnds(Lending):
         if last and num_pages <= len(hashes) and all(map(self.pool.index.is_known, last)):
             self._version += 1
             self._ends.add(last, num_pages * self.pool.page_size, self.pool.order.clock)
-            self.pool.order.regain(map(self.pool.index.page_of, last))
+            self.pool.order.unmark_useless(map(self.pool.index.page_of, last))
 
-    def leave(self, request: LiveRequest, num_pages: int) -> None:
+    def finish(self, request: LiveRequest, num_pages: int) -> None:
         """End a request that has computed `num_pages` pages, and mark the end it continued as passed."""
-        began = self._began.pop(request, None)
-        if began is not None and num_pages and request.page_hashes[num_pages - 1] in self._ends:
-            self._ends.pass_by(began)
+        continued = self._continued.pop(request, None)
+        if continued is not None and num_pages and request.page_hashes[num_pages - 1] in self._ends:
+            self._ends.pass_by(continued)
 
     def has_page(self, page: int) -> bool:
         """Return True if the page is in the window of an end."""
@@ -73,12 +73,12 @@ class WindowEnds(Lending):
             cheapest = self._cheapest()
             if cheapest is None:
                 # Only kept pages are left, which are evicted one by one.
-                self._give_up_before(count - self.num_spare)
+                self._drop_before(count - self.num_spare)
                 return
-            self.give_up(cheapest[1])
+            self.drop_end(cheapest[1])
 
     def next_cost(self) -> float:
-        if self.pool.order.lost:
+        if self.pool.order.useless:
             return 0.0
         cheapest = self._cheapest()
         return inf if cheapest is None else cheapest[0]
@@ -111,15 +111,15 @@ class WindowEnds(Lending):
         page = self.pool.index.find(hash_)
         return page in self.pool.order.normal or page in self.pool.order.hot
 
-    def give_up(self, end: bytes) -> None:
+    def drop_end(self, end: bytes) -> None:
         """Drop an end: its pages are evicted next, but for those that another end has."""
         find = self.pool.index.find
         pages = [page for page in map(find, self._ends.drop(end)) if page is not None]
-        self.pool.order.lose(pages)
-        self._lost.append(end)
+        self.pool.order.mark_useless(pages)
+        self._dropped.append(end)
         self._version += 1
 
-    def next_lost(self) -> list[tuple[bytes, int]]:
+    def next_dropped(self) -> list[tuple[bytes, int]]:
         """Return (hash, page) of the ends whose pages the next window, and a chunk of its prompt, would take."""
         missing = self._window.num_held + CHUNK_PAGES - self.num_spare
         if missing <= 0:
@@ -132,23 +132,23 @@ class WindowEnds(Lending):
                 pages[hash_] = self.pool.index.page_of(hash_)
         return list(pages.items())
 
-    def _give_up_before(self, num_evicted: int) -> None:
+    def _drop_before(self, num_evicted: int) -> None:
         """Drop the ends that have one of the next `num_evicted` pages."""
         order, hash_of = self.pool.order, self.pool.index.hash_of
-        doomed = set(map(hash_of, order.first(num_evicted + len(order.lost))))
-        self._give_up_where(doomed.__contains__)
+        doomed = set(map(hash_of, order.first(num_evicted + len(order.useless))))
+        self._drop_where(doomed.__contains__)
 
-    def give_up_broken(self) -> None:
+    def drop_broken(self) -> None:
         """Drop the ends of which a page is no longer cached."""
-        self._give_up_where(lambda hash_: not self.pool.index.is_known(hash_))
+        self._drop_where(lambda hash_: not self.pool.index.is_known(hash_))
 
-    def _give_up_where(self, is_meant: Callable[[bytes], bool]) -> None:
-        for end in self._ends.with_any(is_meant):
-            self.give_up(end)
+    def _drop_where(self, matches: Callable[[bytes], bool]) -> None:
+        for end in self._ends.with_any(matches):
+            self.drop_end(end)
 
     def check(self, holders: Sequence[LiveRequest]) -> None:
         """Audit. Raises AssertionError."""
-        assert self._began.keys() <= set(holders), "an ended request goes on from an end"
+        assert self._continued.keys() <= set(holders), "an ended request goes on from an end"
         self._ends.check()
         broken = self._ends.with_any(lambda hash_: not self.pool.index.is_known(hash_))
         assert not broken, "an end has lost a page of its window"

@@ -23,7 +23,7 @@ from math import inf
 
 from mlxserve.cache.groups import Window
 from mlxserve.cache.kinds.kind import EndKind, Has, Start, Units, Uses
-from mlxserve.cache.kinds.turn_ends import ends_of
+from mlxserve.cache.kinds.turn_ends import likely_ends
 from mlxserve.cache.kinds.window_ends import WindowEnds
 from mlxserve.cache.kinds.window_room import WindowRoom, held
 from mlxserve.cache.pages import PagePool
@@ -44,7 +44,7 @@ class WindowPages(EndKind):
         self.pool = pool
         self.window = window
         self.room = WindowRoom(pool, window)
-        self.lending = self.ends = WindowEnds(pool, window)
+        self.reclaimer = self.ends = WindowEnds(pool, window)
         self._expected: dict[
             LiveRequest, set[int]
         ] = {}  # numbers of pages after which followers continue
@@ -165,7 +165,7 @@ class WindowPages(EndKind):
 
     def _expected_ends(self, request: LiveRequest) -> set[int]:
         """Return the numbers of pages after which another prompt will probably continue."""
-        return ends_of(request, self.pool.page_size) | self._expected.get(request, set())
+        return likely_ends(request, self.pool.page_size) | self._expected.get(request, set())
 
     def release(self, request: LiveRequest) -> None:
         self._expected.pop(request, None)
@@ -174,11 +174,11 @@ class WindowPages(EndKind):
         for end in {*self._expected_ends(request), num_pages}:
             if request.window_first <= self.window.first_before(end) and end <= num_pages:
                 self.ends.add(request.page_hashes, end)
-        self.ends.leave(request, num_pages)
+        self.ends.finish(request, num_pages)
         pages = held(request)
         self.pool.release(pages)
         # Pages in no end's window are evicted first.
-        self.pool.order.lose([page for page in pages if not self.ends.has_page(page)])
+        self.pool.order.mark_useless([page for page in pages if not self.ends.has_page(page)])
         request.window_table, request.window_first = as_page_table(), 0
 
     # ---- followers
@@ -191,7 +191,8 @@ class WindowPages(EndKind):
     def used_by(self, request: LiveRequest) -> Uses:
         """Return the windows at the ends of the prompt and of the computed pages, the last page first."""
         num_pages = min(len(request.page_table), len(request.page_hashes))
-        ends = {min(end, num_pages) for end in ends_of(request, self.pool.page_size)} | {num_pages}
+        likely = likely_ends(request, self.pool.page_size)
+        ends = {min(end, num_pages) for end in likely} | {num_pages}
         hashes = request.page_hashes
         kept = {index for end in ends for index in range(self.window.first_before(end), end)}
         return Uses([hashes[index] for index in sorted(kept, reverse=True)])
@@ -242,7 +243,7 @@ class WindowPages(EndKind):
 
     def forget(self, hashes: Iterable[bytes]) -> None:
         self.pool.forget(hashes)
-        self.ends.give_up_broken()
+        self.ends.drop_broken()
 
     def reset(self) -> None:
         """Evict every page but those of named prefixes. None may be held."""
@@ -251,7 +252,7 @@ class WindowPages(EndKind):
         is_done = self.pool.reset()
         assert is_done, "a page is held"
         self.pool.unpin(kept)
-        self.ends.give_up_broken()
+        self.ends.drop_broken()
 
     def _known(self, hashes: Iterable[bytes]) -> list[int]:
         """Return the cached pages with these hashes, in an order that is the same in every run."""

@@ -40,7 +40,7 @@ class WindowRoom(Room):
         """Return the pages that the table may cover, so that a chunk takes no kept and few ends' pages."""
         num_pages = len(request.window_table)
         num_held = num_pages - request.window_first
-        num_spare = self._pool.blank.count + len(self._pool.order.lost)
+        num_spare = self._pool.blank.count + len(self._pool.order.useless)
         num_kept = self._pool.order.num_kept
         return num_pages + self._num_growable(num_held, self._pool.num_free, num_kept, num_spare)
 
@@ -62,7 +62,7 @@ class WindowRoom(Room):
         num_free = self._pool.num_free - num_reserved
         found = self._found(request, num_cached)
         num_kept = self._pool.order.num_kept - sum(map(self._pool.order.is_kept_free, found))
-        num_spare = self._pool.blank.count + len(self._pool.order.lost)
+        num_spare = self._pool.blank.count + len(self._pool.order.useless)
         num_free -= self._pool.num_idle(found)
         return self._num_growable(len(found), num_free, num_kept, num_spare)
 

@@ -1,4 +1,4 @@
-"""Lending: the pages of one kind, and their value, where several kinds share memory.
+"""Reclaimer: the pages of one kind and the cost of reclaiming them, for kinds that share memory.
 
 Counts pages; the caller that compares kinds (`Balance`) knows the bytes of a page of each.
 """
@@ -12,28 +12,28 @@ from math import inf
 from mlxserve.cache.pages import PagePool
 from mlxserve.request import LiveRequest, PageTable, as_page_table
 
-_FEWEST = 2  # full pages, so that a request that has one can continue
+_MIN_FULL_PAGES = 2  # full pages, so that a request that has one can continue
 _HOT = 2.0  # how much more likely pages that were hit often are hit again
 
 
-class Lending(ABC):
+class Reclaimer(ABC):
     """The pages of one kind, which can give memory to other kinds and take it from them.
 
-    num_at_start: initial pages of a kind that does not get the rest of the memory
-    num_fewest: pages that the kind keeps in any case
+    initial_pages: pages at the start, for all kinds but the one that gets the rest of the memory
+    min_pages: pages that the kind keeps in any case
     weight: bytes of a page, relative to those of a full page
     """
 
     name: str
     pool: PagePool
-    num_at_start = 0
-    num_fewest = _FEWEST
+    initial_pages = 0
+    min_pages = _MIN_FULL_PAGES
     weight = 1.0
 
     @property
     def num_spare(self) -> int:
         """Number of pages that are blank or useless."""
-        return self.pool.blank.count + len(self.pool.order.lost)
+        return self.pool.blank.count + len(self.pool.order.useless)
 
     @abstractmethod
     def next_cost(self) -> float:
@@ -42,10 +42,10 @@ class Lending(ABC):
         In tokens to compute again, per full page of the freed bytes and per request ended since the last use.
         """
 
-    def settle(self) -> None:  # noqa: B027 (no other kind limits the use of most kinds)
+    def apply_dropped_ends(self) -> None:  # noqa: B027 (no other kind limits the use of most kinds)
         """Mark pages as useless that no sequence can continue from since other kinds dropped theirs."""
 
-    def pop_lost(self) -> list[bytes]:
+    def pop_dropped_ends(self) -> list[bytes]:
         """Return the hashes of the ends that were dropped since the last call."""
         return []
 
@@ -60,11 +60,11 @@ class Lending(ABC):
         """
         return None
 
-    def give_up(self, end: bytes) -> None:
+    def drop_end(self, end: bytes) -> None:
         """Drop an end, by its hash."""
         raise KeyError(end)
 
-    def next_lost(self) -> list[tuple[bytes, int]]:
+    def next_dropped(self) -> list[tuple[bytes, int]]:
         """Return (hash, page) of the pages of the ends that will be dropped soon."""
         return []
 
@@ -96,20 +96,20 @@ class Lending(ABC):
         """
 
 
-class FullLending(Lending):
+class FullPageReclaimer(Reclaimer):
     """The full pages, which are evicted one by one, least recently used first.
 
     Where other kinds limit how much of a prefix is usable, whole conversations are dropped with their ends.
     """
 
-    def __init__(self, pool: PagePool, name: str, others: Sequence[Lending] = ()) -> None:
+    def __init__(self, pool: PagePool, name: str, others: Sequence[Reclaimer] = ()) -> None:
         self.pool = pool
         self.name = name
         self._others = others
 
     def next_cost(self) -> float:
         order = self.pool.order
-        if order.lost:
+        if order.useless:
             return 0.0
         if (cheapest := self._cheapest()) is not None:
             return cheapest[0]
@@ -122,28 +122,28 @@ class FullLending(Lending):
     def make_room(self, count: int) -> None:
         if count <= self.num_spare:
             return
-        self.settle()
+        self.apply_dropped_ends()
         while count > self.num_spare and (cheapest := self._cheapest()) is not None:
             _, end, other = cheapest
-            other.give_up(end)
-            self.settle()
+            other.drop_end(end)
+            self.apply_dropped_ends()
 
-    def _cheapest(self) -> tuple[float, bytes, Lending] | None:
-        found = [(other.cheapest_leaf(self._is_free), other) for other in self._others]
-        costs = [(*leaf, other) for leaf, other in found if leaf is not None]
+    def _cheapest(self) -> tuple[float, bytes, Reclaimer] | None:
+        leaves = [(other.cheapest_leaf(self._is_free), other) for other in self._others]
+        costs = [(*leaf, other) for leaf, other in leaves if leaf is not None]
         return min(costs, key=lambda cost: cost[0], default=None)
 
     def _is_free(self, hash_: bytes) -> bool:
         page = self.pool.index.find(hash_)
         return page in self.pool.order.normal or page in self.pool.order.hot
 
-    def settle(self) -> None:
+    def apply_dropped_ends(self) -> None:
         """Mark the pages as useless that led to dropped ends."""
         for other in self._others:
-            for end in other.pop_lost():
-                self._lose_around(end)
+            for end in other.pop_dropped_ends():
+                self._mark_around(end)
 
-    def _lose_around(self, end: bytes) -> None:
+    def _mark_around(self, end: bytes) -> None:
         """Mark pages around a dropped end as useless: those after it, and those that lead only to it."""
         index = self.pool.index
         following = index.with_following([end])
@@ -158,7 +158,7 @@ class FullLending(Lending):
             if page is None or is_shared or self._has_end(parent) or not self._is_free(parent):
                 break
             pages.append(page)
-        self.pool.order.lose(pages)
+        self.pool.order.mark_useless(pages)
 
     def _has_end(self, hash_: bytes) -> bool:
         return any(other.has_end(hash_) for other in self._others)
