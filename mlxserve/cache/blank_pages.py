@@ -67,7 +67,7 @@ class BlankPages:
             self.opened.cut_off(limit)
             self.num_open = limit
 
-    def ids(self) -> set[int]:
+    def audited_ids(self) -> set[int]:
         """Audit, and return the ids of all blank pages. Raises AssertionError."""
         self.opened.check()
         blank = {page for first, n in self.opened.runs() for page in range(first, first + n)}

@@ -151,6 +151,6 @@ class Ends:
         self._num_ends.clear()
 
     def check(self) -> None:
-        """Audit. Raises AssertionError."""
+        """Audit the invariants. Raises AssertionError."""
         counted = Counter(each for end in self._ends.values() for each in end.hashes)
         assert counted == self._num_ends, "the pages of ends are miscounted"

@@ -193,7 +193,7 @@ class EvictionOrder:
         self._max_hot = num_pages // 2
 
     def check(self) -> None:
-        """Audit. Raises AssertionError."""
+        """Audit the invariants. Raises AssertionError."""
         normal, hot, kept = self.normal, self.hot, self.kept
         assert all(self._hits[page] < self.hot_after for page in normal), (
             "a hot page is filed as normal"

@@ -149,7 +149,7 @@ class KVPool:
                 wanted = self.num_backed * self.page_size * spec.kv_heads * width
                 assert array.size >= wanted, "an array of the cache has fewer pages than it should"
 
-    def over(self, arrays: Sequence[mx.array], backend: Backend) -> KVPool:
+    def with_arrays(self, arrays: Sequence[mx.array], backend: Backend) -> KVPool:
         """Return a pool of the same layers over other arrays, in the order of `arrays()`, for one step."""
         other = copy(self)
         other.backends = (backend,) * len(self.specs)

@@ -176,7 +176,7 @@ class PageIndex:
             children.grow(num_pages)
 
     def check(self) -> None:
-        """Audit. Raises AssertionError."""
+        """Audit the invariants. Raises AssertionError."""
         hashed = {page: h for page, h in enumerate(self._hashes) if h is not None}
         assert self._page_of == {h: page for page, h in hashed.items()}, "hashes and index disagree"
         for page, h in hashed.items():

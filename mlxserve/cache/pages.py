@@ -281,7 +281,7 @@ class PagePool:
             return {}
         while blank.num_open - blank.opened.count > limit:
             self._blank_out(self.order.pop())
-        blank_ids = blank.ids()
+        blank_ids = blank.audited_ids()
         moved = [page for page in range(limit, blank.num_open) if page not in blank_ids]
         blank.opened.cut_off(limit)
         targets = dict(zip(moved, blank.opened.take(len(moved)), strict=True))
@@ -308,7 +308,7 @@ class PagePool:
 
     def check(self, tables: Iterable[Sequence[int]] | None = None) -> None:
         """Audit every invariant; `tables` are all live page tables. Raises AssertionError."""
-        blank = self.blank.ids()
+        blank = self.blank.audited_ids()
         cached = Counter(self.order)
         assert not blank & cached.keys(), "a page is both blank and cached"
         assert cached.total() == len(cached), "a page is cached in two classes"

@@ -140,7 +140,7 @@ def _recording(
             layout = replace(layout, adapters=(adapters[0], adapters[1]))
         inputs.keep_moves(layout.plans)
         groups = [Group.of_decodes(like.num_rows, before) for before in states]
-        logits = forward(groups, kv.over(pools, kernels), layout, tokens)
+        logits = forward(groups, kv.with_arrays(pools, kernels), layout, tokens)
         return logits, kernels.fences.state(k_pools), [group.after for group in groups]
 
     return step

@@ -106,7 +106,7 @@ class Balance:
         return num_moved > 0
 
     def check(self) -> None:
-        """Audit. Raises AssertionError."""
+        """Audit the invariants. Raises AssertionError."""
         assert self._num_left >= 0, "the kinds have more memory than they share"
         for kind in self._kinds:
             assert kind.pool.blank.limit >= kind.min_pages, (
@@ -177,14 +177,14 @@ class Balance:
         num_wanted = self._num_needed_soon(kind)
         if waiting.num_queued and len(running) < self._admission.max_running:
             request = next(iter(waiting.in_order(now)))
-            num_wanted += max(0, kind.num_first(request, self._tables.cache.match(request)))
+            num_wanted += max(0, kind.num_at_begin(request, self._tables.cache.match(request)))
         return num_wanted
 
     def _num_needed_soon(self, kind: Reclaimer) -> int:
         """Return the number of free pages that running requests will allocate soon."""
         running = self._roster.running.values()
         prompts = [request for request in running if request.num_computed < request.prefill_end]
-        return len(running) + sum(map(kind.num_left, prompts))
+        return len(running) + sum(map(kind.num_to_allocate, prompts))
 
     def _num_cheaper(self, giver: Reclaimer, taker: Reclaimer) -> int:
         """Return how many pages of the giver cost less than those that the taker would evict."""

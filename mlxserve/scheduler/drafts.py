@@ -41,9 +41,9 @@ class Drafts:
         """Number of requests that have a lookup."""
         return len(self._lookups)
 
-    def is_in_sight(self, request: LiveRequest) -> bool:
+    def expects_draft(self, request: LiveRequest) -> bool:
         """Return True if the request, whose newest token is unread, will probably have a draft after it."""
-        return self._lookup(request).is_in_sight(request.token_ids)
+        return self._lookup(request).expects_draft(request.token_ids)
 
     def draft(self, request: LiveRequest, max_tokens: int) -> tuple[int, ...]:
         """Return up to `max_tokens` tokens that may follow the known ones; no sampled token is unread."""
@@ -79,21 +79,21 @@ class Lookup:
         self._num_indexed = 0  # positions; never the last one of the text
         self._size = _FIRST_DRAFT
         self._context = _GRAM  # tokens that must match
-        self._was_in_sight = False
+        self._was_expected = False
 
-    def is_in_sight(self, token_ids: TokenIds) -> bool:
-        """Return `Drafts.is_in_sight` of this text, and remember it."""
-        self._was_in_sight = self._find(token_ids) is not None
-        return self._was_in_sight
+    def expects_draft(self, token_ids: TokenIds) -> bool:
+        """Return `Drafts.expects_draft` of this text, and remember it."""
+        self._was_expected = self._find(token_ids) is not None
+        return self._was_expected
 
     def draft(self, token_ids: TokenIds, max_tokens: int) -> tuple[int, ...]:
         """Return the tokens that followed the last match, repeated if the match overlaps with the end."""
-        was_in_sight, self._was_in_sight = self._was_in_sight, False
+        was_expected, self._was_expected = self._was_expected, False
         if max_tokens < 1:
             return ()
         at = self._find(token_ids)
         if at is None:
-            if was_in_sight:
+            if was_expected:
                 self._require_more()  # a step was read early for nothing
             return ()
         period = len(token_ids) - at

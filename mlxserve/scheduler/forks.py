@@ -62,7 +62,7 @@ class Forks:
         return first
 
     def check(self) -> None:
-        """Audit. Raises AssertionError."""
+        """Audit the invariants. Raises AssertionError."""
         for leader, forks in self._parked.items():
             assert forks, f"no fork waits for {leader.id}"
             assert leader not in self, f"{leader.id} leads and follows"

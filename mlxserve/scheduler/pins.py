@@ -142,7 +142,7 @@ class Pins:
             self._end_claim(request.id, self._promised.pop(request.id))
 
     def check(self, live: Sequence[LiveRequest]) -> None:
-        """Audit. Raises AssertionError."""
+        """Audit the invariants. Raises AssertionError."""
         quota = self.quota_of(self._pool.num_pages)
         assert self.num_pages <= quota, "more pages are pinned than the quota allows"
         computing = {request.id for request in live if request.asked.pins}

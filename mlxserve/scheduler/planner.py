@@ -228,7 +228,7 @@ class StepPlanner:
             and self._num_draftable(request, len(request.token_ids) + 1) > 0
         ]
         # Each is looked at: a draft that was expected and cannot be made counts as a failure.
-        return sum(map(drafts.is_in_sight, hopeful)) > 0
+        return sum(map(drafts.expects_draft, hopeful)) > 0
 
     def _plan_drafts(self, step: Step, drafts: Drafts) -> None:
         """Let decodes verify drafts with the rest of the budget, if there are few of them."""

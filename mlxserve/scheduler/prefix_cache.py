@@ -188,7 +188,7 @@ class PrefixCache:
         self._matches.pop(request, None)
 
     def check(self) -> None:
-        """Audit. Raises AssertionError."""
+        """Audit the invariants. Raises AssertionError."""
         for request, match in self._matches.items():
             assert all(page < self._pool.num_pages for page in match.pages), (
                 f"the match of {request.id} names a page that is gone"

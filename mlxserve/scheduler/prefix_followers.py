@@ -107,7 +107,7 @@ class PrefixFollowers:
         return followers
 
     def check(self, running: Sequence[LiveRequest], queued: Sequence[LiveRequest]) -> None:
-        """Audit. Raises AssertionError."""
+        """Audit the invariants. Raises AssertionError."""
         assert set(self._leaders.values()) <= set(running), "a leader is not running"
         for leader in set(self._leaders.values()):
             is_done = leader.num_computed >= leader.prefill_end and not leader.num_in_flight

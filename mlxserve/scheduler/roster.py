@@ -135,7 +135,7 @@ class Roster:
         return list(self.running.values()), waiting
 
     def check(self) -> None:
-        """Audit. Raises AssertionError."""
+        """Audit the invariants. Raises AssertionError."""
         live, running = list(self._live.values()), list(self.running.values())
         assert len(live) == self.num_waiting + len(running), "a request is in limbo"
         assert len(running) <= self._config.max_num_seqs, "too many requests are running"

@@ -39,7 +39,7 @@ class Urgency:
 
     def wants_read(self, now: int) -> bool:
         """Return True if plan number `now` would preempt: the unread step uses pages to be freed."""
-        request = self._urgent(now) if self._tables.num_unread else None
+        request = self._find_urgent(now) if self._tables.num_unread else None
         return request is not None and self._in_its_way(request) != []
 
     def preempt_for(self, now: int) -> LiveRequest | None:
@@ -48,14 +48,14 @@ class Urgency:
         None if nothing was preempted. No step may be unread.
         """
         assert not self._tables.num_unread, "an unread step uses pages"
-        request = self._urgent(now)
+        request = self._find_urgent(now)
         answers = self._in_its_way(request) if request is not None else []
         for answer in answers:
             answer.spared_until = len(answer.token_ids) + max(MIN_GAIN, answer.num_outputs)
             self._preemption.preempt_for(answer)
         return request if answers else None
 
-    def _urgent(self, now: int) -> LiveRequest | None:
+    def _find_urgent(self, now: int) -> LiveRequest | None:
         """Return the first request in the queue that has waited too long while a lower class runs."""
         waiting, running = self._roster.waiting, self._roster.running.values()
         if not self._patience or not running:

@@ -111,7 +111,7 @@ def answer(request: LiveRequest, max_model_len: int) -> tuple[list[int], FinishR
 class GhostDrafts(Drafts):
     """Drafts whose first tokens are right: how many is a function of the text, from none to all."""
 
-    def is_in_sight(self, request: LiveRequest) -> bool:
+    def expects_draft(self, request: LiveRequest) -> bool:
         return name_of(seen(request)) % 8 > 0
 
     def draft(self, request: LiveRequest, most: int) -> tuple[int, ...]:

@@ -66,11 +66,11 @@ def test_after_a_failure_a_longer_match_is_needed() -> None:
 
 def test_a_draft_that_was_in_sight_and_did_not_come_is_a_failure() -> None:
     lookup, tokens = Lookup(), as_token_ids([*TEXT, *TEXT[:3]])
-    assert lookup.is_in_sight(tokens)
+    assert lookup.expects_draft(tokens)
     tokens.append(1)
     assert not lookup.draft(tokens, 8)
     tokens.extend(TEXT[20:24])
-    assert not lookup.is_in_sight(tokens)
+    assert not lookup.expects_draft(tokens)
 
 
 def test_a_long_text_is_indexed_over_several_calls() -> None:

@@ -85,11 +85,11 @@ class Reclaimer(ABC):
         """Replace the page ids in the request's table by their `targets`."""
 
     @abstractmethod
-    def num_left(self, request: LiveRequest) -> int:
+    def num_to_allocate(self, request: LiveRequest) -> int:
         """Return the number of pages that a running prompt will allocate before it releases any."""
 
     @abstractmethod
-    def num_first(self, request: LiveRequest, cached: Sequence[int]) -> int:
+    def num_at_begin(self, request: LiveRequest, cached: Sequence[int]) -> int:
         """Return the free pages that a waiting request takes if it begins after these full pages.
 
         Cached pages that are free count as well.
@@ -173,9 +173,9 @@ class FullPageReclaimer(Reclaimer):
         renamed = [targets.get(page, page) for page in request.page_table]
         request.page_table = as_page_table(renamed)
 
-    def num_left(self, request: LiveRequest) -> int:
+    def num_to_allocate(self, request: LiveRequest) -> int:
         return max(0, -(-request.prefill_end // self.pool.page_size) - len(request.page_table))
 
-    def num_first(self, request: LiveRequest, cached: Sequence[int]) -> int:
+    def num_at_begin(self, request: LiveRequest, cached: Sequence[int]) -> int:
         missing = -(-len(request.token_ids) // self.pool.page_size) - len(cached)
         return missing + self.pool.num_idle(cached)

@@ -147,7 +147,7 @@ class WindowEnds(Reclaimer):
             self.drop_end(end)
 
     def check(self, holders: Sequence[LiveRequest]) -> None:
-        """Audit. Raises AssertionError."""
+        """Audit the invariants. Raises AssertionError."""
         assert self._continued.keys() <= set(holders), "an ended request goes on from an end"
         self._ends.check()
         broken = self._ends.with_any(lambda hash_: not self.pool.index.is_known(hash_))
@@ -167,12 +167,12 @@ class WindowEnds(Reclaimer):
         renamed = [targets.get(page, page) for page in held(request)]
         request.window_table = as_page_table(passed + renamed)
 
-    def num_left(self, request: LiveRequest) -> int:
+    def num_to_allocate(self, request: LiveRequest) -> int:
         left = -(-request.prefill_end // self.pool.page_size) - len(request.window_table)
         most = self._window.num_held + CHUNK_PAGES - len(held(request))
         return max(0, min(left, most))
 
-    def num_first(self, request: LiveRequest, cached: Sequence[int]) -> int:
+    def num_at_begin(self, request: LiveRequest, cached: Sequence[int]) -> int:
         missing = -(-len(request.token_ids) // self.pool.page_size) - len(cached)
         hashes = request.page_hashes[self._window.first_before(len(cached)) : len(cached)]
         found = list(map(self.pool.index.page_of, hashes))
