@@ -141,8 +141,11 @@ class Pins:
         if request.id in self._promised:
             self._end_claim(request.id, self._promised.pop(request.id))
 
-    def check(self, live: Sequence[LiveRequest]) -> None:
-        """Audit the invariants. Raises AssertionError."""
+    def check(self, live: Sequence[LiveRequest], prefixes: Collection[str]) -> None:
+        """Audit the invariants. Raises AssertionError.
+
+        prefixes: ids of named prefixes that are kept or recomputed
+        """
         quota = self.quota_of(self._pool.num_pages)
         assert self.num_pages <= quota, "more pages are pinned than the quota allows"
         computing = {request.id for request in live if request.asked.pins}
@@ -162,6 +165,7 @@ class Pins:
         assert own == mine, "a claim of a client is miscounted"
         known = self._promised.keys() | self._pinned.keys()
         assert self._requests.keys() == known, "a prefix has no client, or a client no prefix"
+        assert known.issuperset(prefixes), "a named prefix is kept, but claims nothing"
 
     def _check_share(self, request: LiveRequest, chain: tuple[bytes, ...], quota: int) -> None:
         """Refuse a client more than its share of the quota, counting a shared page once."""

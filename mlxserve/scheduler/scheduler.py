@@ -215,6 +215,8 @@ class Scheduler:
         request = self.roster.find(request_id)
         if request is None:
             return []
+        # A named prefix that is being computed again is given up: its claim goes with the request.
+        self.roster.prefixes.pop(request_id, None)
         self._commit.end(request, reason)
         return [self._commit.output(request, None, reason, request.num_outputs)]
 
@@ -350,7 +352,7 @@ class Scheduler:
                 if self.page_tables.capacity.is_cut(self.roster.live):
                     self.abort(name)
             if self.roster.find(name) is None:
-                del self.roster.prefixes[name]
+                self.roster.prefixes.pop(name, None)
         if len(self.roster.prefixes) < len(prefixes):
             logger.error(
                 "%d named prefixes are not kept in the cache any more: requests that use them "
@@ -385,7 +387,7 @@ class Scheduler:
         """Audit requests and pool. Raises AssertionError."""
         live = list(self.roster.live)
         self.page_tables.check(list(self.roster.running.values()))
-        self.page_tables.pins.check(live)
+        self.page_tables.pins.check(live, self.roster.prefixes)
         self.roster.check()
         if self.planner.balance is not None:
             self.planner.balance.check()

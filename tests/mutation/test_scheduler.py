@@ -968,6 +968,13 @@ FOUND_BY_CLAIM: dict[str, Bug] = {
         "if False:",
         test_resize.test_a_named_prefix_is_computed_again_and_found,
     ),
+    "compute a named prefix again that was aborted": Bug(
+        Scheduler,
+        "abort",
+        "self.roster.prefixes.pop(request_id, None)",
+        "pass",
+        test_resize.test_a_named_prefix_that_is_aborted_while_it_is_computed_again_stays_gone,
+    ),
     "a smaller pool ignores the shares of keys": Bug(
         Pins,
         "refuse_resize",

@@ -279,6 +279,23 @@ def test_a_named_prefix_is_computed_again_and_found(make_engine: Callable) -> No
     assert engine.scheduler.pool.num_used == 0
 
 
+def test_a_named_prefix_that_is_aborted_while_it_is_computed_again_stays_gone(
+    make_engine: Callable, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its claim went with its request: another pool may have no room for it."""
+    engine = make_engine(num_pages=40, max_pinned_fraction=0.5)
+    prefix = engine.add(PREFIX, 1, pins=True)
+    engine.drain()
+    engine.resize(30)
+    engine.abort(prefix.id)
+    assert engine.scheduler.page_tables.pins.num_pages == 0
+    engine.resize(5)
+    assert not engine.scheduler.roster.ids
+    assert not caplog.records, "nothing is given up that nobody has"
+    engine.add([1] * 12, 4)
+    engine.drain()
+
+
 def test_a_follower_and_a_fork_do_not_lose_their_answers(make_engine: Callable) -> None:
     engine = make_engine(num_pages=40, max_num_batched_tokens=12, prefix_follow_pages=2)
     leader = engine.add([*range(32)], 4)
