@@ -144,9 +144,11 @@ class WindowPages(EndKind):
         if first <= before:
             return
         request.window_first = first
-        if before >= request.prefill_end // self.pool.page_size and request not in self._expected:
+        pages = table[before:first]
+        is_behind = before >= request.prefill_end // self.pool.page_size
+        if is_behind and request not in self._expected and not any(map(self.ends.has_page, pages)):
             # The usual case: all ends are before these pages.
-            self.pool.release_passed(table[before:first])
+            self.pool.release_passed(pages)
             return
         expected: set[int] = set()
         for end in self._expected_ends(request):
@@ -156,7 +158,7 @@ class WindowPages(EndKind):
             expected.update(range(max(before, beginning), min(first, end)))
         passed: list[int] = []
         needed: list[int] = []
-        for index, page in enumerate(table[before:first], before):
+        for index, page in enumerate(pages, before):
             # It may be in an end that the request does not expect, as when it pauses for a tool.
             is_needed = index in expected or self.ends.has_page(page)
             (needed if is_needed else passed).append(page)
