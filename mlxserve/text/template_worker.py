@@ -60,14 +60,14 @@ class TemplateWorker:
         return remembered
 
     def _let_own_lists_grow(self, environment: Any) -> None:
-        """Allow appends to a template's own lists (Kimi), which the sandbox would refuse."""
+        """Allow changes of a template's own lists (Kimi), which the sandbox would refuse."""
         if "is_safe_attribute" in vars(environment):
             return
         is_safe = environment.is_safe_attribute
 
         def is_safe_attribute(owner: Any, name: str, value: Any) -> bool:
             is_own = type(owner) is list and id(owner) not in self._given
-            return (name == "append" and is_own) or bool(is_safe(owner, name, value))
+            return (name in ("append", "pop") and is_own) or bool(is_safe(owner, name, value))
 
         environment.is_safe_attribute = is_safe_attribute
 
