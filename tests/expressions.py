@@ -58,6 +58,16 @@ def _families() -> Iterator[Mapping[str, Any]]:
 LOCALS: Mapping[str, Callable[[], Iterable[Mapping[str, Any]]]] = {
     "mlxserve.doctor.report_file": lambda: [{"user": "aa"}, {"folder": "/a/a"}],
     "mlxserve.text.guidance.families": _families,
+    "mlxserve.text.learnt_formats": lambda: [
+        {
+            "name": "zqtool",
+            "value": "zqvalue",
+            "number": 31,
+            "tags": "(?P=q)<a>b(?P=q)</a>",
+            "written": r"call:zqtool\{a:(?P<quote>\S{1,16}?)zqvalue(?P=quote),b:31\}",
+            "pair": ("0", "1"),
+        }
+    ],
     "mlxserve.text.parsing.elements": lambda: (
         {"first": head, "others": "", "fixed": [""]} for head in _heads()
     ),

@@ -48,7 +48,7 @@ def check(line: str) -> None:
     if words[0] == "bash":
         assert (ROOT / words[1]).is_file(), line
         return
-    if words[:4] == ["python3", "-m", "pip", "install"]:
+    if words[:3] == ["python3", "-m", "pip"] and words[3] in ("install", "download"):
         return
     if words[:3] == ["npm", "install", "--global"]:
         hints = [agent.install_hint.split()[-1] for agent in AGENTS.values()]

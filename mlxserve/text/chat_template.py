@@ -6,14 +6,19 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import cached_property
 from typing import Any
 
+from jinja2 import TemplateError
+
 from mlxserve.core.errors import EngineStopped, HelperUnavailable, InvalidRequest, in_one_line
+from mlxserve.text.call_probes import CallTexts, call_texts
 from mlxserve.text.controls import Attempt, Controls, has_controls
 from mlxserve.text.conversation import Call, Conversation
+from mlxserve.text.format_choice import FormatChoice, choose_format
 from mlxserve.text.parsing.markup import Markup
 from mlxserve.text.parsing.writing import write_calls
-from mlxserve.text.probing import TEMPLATE_ERRORS, abilities_of, template_of
+from mlxserve.text.probing import TEMPLATE_ERRORS, abilities_of, renderer_of, template_of
 from mlxserve.text.template_caps import ALWAYS_ALLOWED, TemplateCaps
 from mlxserve.text.template_compat import AdaptedConversation, Fitting, calls_as_json
 from mlxserve.text.templates import TextRenderer
@@ -62,6 +67,26 @@ class ChatTemplate:
     def caps(self) -> TemplateCaps:
         """What the chat template takes."""
         return self.fitting().abilities
+
+    @cached_property
+    def call_format(self) -> FormatChoice:
+        """The format of the model's calls: the one that reads what the template writes."""
+        choice = choose_format(self._wrapper, self._call_texts())
+        if choice.reads_back is False:
+            log.warning(
+                "No known format of tool calls reads what the chat template writes for a call; "
+                "calls are parsed as %s.",
+                "text" if choice.row is None else choice.row.name,
+            )
+        return choice
+
+    def _call_texts(self) -> CallTexts | None:
+        """What the template writes for calls; None if it shows none, or cannot be rendered."""
+        if not self.supports_tools:
+            return None
+        with suppress(HelperUnavailable, EngineStopped, TemplateError):
+            return call_texts(renderer_of(self._wrapper, self._renderer), self.caps)
+        return None
 
     def fitting(self) -> Fitting:
         """Fits conversations to the chat template, which is looked at when this is first called."""

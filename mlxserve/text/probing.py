@@ -9,7 +9,7 @@ from typing import Any
 from jinja2 import TemplateError
 
 from mlxserve.text.controls import EFFORT, SWITCH
-from mlxserve.text.probes import Probe
+from mlxserve.text.probes import Probe, RenderEach
 from mlxserve.text.template_caps import TemplateCaps, find_abilities
 from mlxserve.text.templates import TextRenderer
 
@@ -63,17 +63,24 @@ def abilities_of(wrapper: Any, renderer: TextRenderer) -> TemplateCaps:
     template = template_of(wrapper, [_ANY_TOOL])
     # A function, which may raise for any name that it does not know.
     if template is None:
-        caps = find_abilities(lambda probes: _rendered_here(wrapper, probes), {EFFORT: ()})
+        caps = find_abilities(renderer_of(wrapper, renderer), {EFFORT: ()})
         return replace(caps, variables=frozenset())
     try:
         literals = renderer.variables(template)
         known = {*wrapper.special_tokens_map, *RESERVED, *_OF_CONVERSATIONS}
         return find_abilities(
-            lambda probes: _rendered(wrapper, renderer, probes),
+            renderer_of(wrapper, renderer),
             {name: strings for name, strings in literals.items() if name not in known},
         )
     except TemplateError:
         return TemplateCaps()
+
+
+def renderer_of(wrapper: Any, renderer: TextRenderer) -> RenderEach:
+    """Return what renders probes with the chat template in mlx-lm's wrapper of a tokenizer."""
+    if template_of(wrapper, [_ANY_TOOL]) is None:
+        return lambda probes: _rendered_here(wrapper, probes)
+    return lambda probes: _rendered(wrapper, renderer, probes)
 
 
 def _rendered(wrapper: Any, renderer: TextRenderer, probes: Sequence[Probe]) -> list[str | None]:

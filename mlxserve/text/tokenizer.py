@@ -244,7 +244,7 @@ class Tokenizer:
     @cached_property
     def markup(self) -> Markup:
         """How the model marks its thinking and its tool calls."""
-        return markup_of(self._wrapper)
+        return markup_of(self._wrapper, self.template.call_format.row)
 
     def stream(self, shown: frozenset[int] | None = None) -> StreamDecoder:
         """Return a streaming decoder. It omits special tokens except those in `shown`."""

@@ -41,7 +41,7 @@ class ElementSyntax(CallSyntax):
         self._value_end, self._call_end = end.strip(), tail.strip()
         self._is_padded = key.endswith("\n")
         # What may begin another call, also inside a value that was never closed.
-        self._opener = row.starts[0] if row.joint is None else self._head.begun
+        self._opener = (row.joint is not None and self._head.begun) or row.starts[0]
         self._names = frozenset(str(tool["function"]["name"]) for tool in tools)
 
     def read_call(self) -> Reading[None]:

@@ -305,7 +305,7 @@ FORMATS: tuple[CallFormat, ...] = (
         starts=("<|tool_calls|>",), ends=("<|calls|>",), joint="",
         call="<|tool_call:begin|>$id<|tool_call:name|>$name<|tool_call:args|>$arguments"
         "<|tool_call:end|>",
-        header=r"<\|tool_call:begin\|>(?P<id>\w*)<\|tool_call:name\|>"
+        header=r"<\|tool_call:begin\|>(?P<id>[^<]*)<\|tool_call:name\|>"
         rf"(?P<name>{NAME})<\|tool_call:args\|>", text_starts=("<|content|>",), text_ends=("<|end|><|begin|>assistant",)),
     CallFormat("minicpm5", Syntax.ELEMENTS, cues=(('<function name="', '<param name="'),),
         starts=("<function name=",), call='"$name">$parameters</function>',
@@ -382,18 +382,18 @@ FUNCTIONS = next(row for row in FORMATS if row.name == "qwen3_coder")
 
 def recognise(
     template: str, vocabulary: Container[str] = (), named: str | None = None
-) -> CallFormat | None:
-    """The format of the calls that a chat template asks for; None if it is not known.
+) -> tuple[CallFormat, ...]:
+    """The formats of calls that a chat template may ask for, likeliest first.
 
     vocabulary: the texts of the tokens
     named: what a tokenizer's own settings say, taken where the template says nothing
     """
     template = template.replace("\\n", "\n")
     named = _ALIASES.get(named or "", named)
-    candidates = (row for row in FORMATS if _has_cue(row, template))
-    by_name = (row for row in FORMATS if row.name == named)
-    known = (row for row in FORMATS if _are_known(row.known, vocabulary))
-    return next(candidates, None) or next(by_name, None) or next(known, None)
+    by_cue = [row for row in FORMATS if _has_cue(row, template)]
+    by_name = [row for row in FORMATS if row.name == named]
+    known = [row for row in FORMATS if _are_known(row.known, vocabulary)]
+    return tuple(dict.fromkeys([*by_cue, *by_name, *known]))
 
 
 def _has_cue(row: CallFormat, template: str) -> bool:

@@ -101,12 +101,16 @@ _BLANK_BYTES = ("<0x09>", "<0x0A>", "<0x0D>")
 _TAG = re.compile(r"<[^<>\s]+>|\[[^\[\]\n]+\]")
 
 
-def markup_of(wrapper: Any) -> Markup:
-    """Return the markup of the model whose tokenizer mlx-lm has wrapped."""
-    template, vocabulary = template_text(wrapper), wrapper.get_vocab()
+def candidates_of(wrapper: Any) -> tuple[CallFormat, ...]:
+    """Return the formats of calls of a model, likeliest first, by its template's words and its tokens."""
     settings = wrapper.init_kwargs
     named = settings.get("chat_template_type") or settings.get("tool_parser_type")
-    row = recognise(template, vocabulary, named)
+    return recognise(template_text(wrapper), wrapper.get_vocab(), named)
+
+
+def markup_of(wrapper: Any, row: CallFormat | None) -> Markup:
+    """Return the markup of the model whose tokenizer mlx-lm has wrapped, and whose calls are in `row`."""
+    template, vocabulary = template_text(wrapper), wrapper.get_vocab()
     if row is not None and row.channels and row.channels.message not in vocabulary:
         row = replace(row, channels=None)
     channels = row.channels if row is not None else None

@@ -202,7 +202,7 @@ class ObjectSyntax(CallSyntax):
             yield from self.cursor.skip()
             yield from self.cursor.expect(":")
             return key
-        text, marker = yield from self.cursor.until(":", "}", self.row.starts[0])
+        text, marker = yield from self.cursor.until(":", "}", *self.row.starts[:1])
         key = text.strip().removeprefix(self.row.quote).removesuffix(self.row.quote)
         if marker != ":" or not key or set(key) & set("{,["):
             raise Malformed
@@ -216,7 +216,7 @@ class ObjectSyntax(CallSyntax):
                 raise Malformed
             pieces.append(self.cursor.take(1))
         text = "".join(pieces).strip()
-        return value_json(text, frozenset())
+        return _WORDS.get(text) or value_json(text, frozenset())
 
 
 def _number(word: str) -> str:

@@ -630,19 +630,16 @@ TEMPLATES = {
 
 def test_a_format_is_recognised_by_its_template() -> None:
     for template in TEMPLATES:
-        found = recognise(f"{{{{ tools }}}} {template}")
-        assert found is not None, template
-        assert found.name == TEMPLATES[template], template
+        first = recognise(f"{{{{ tools }}}} {template}")[0]
+        assert first.name == TEMPLATES[template], template
 
 
 def test_a_format_is_recognised_by_tokens_and_by_name_where_the_template_is_silent() -> None:
-    kimi = recognise("{{ tools }}", {"<|open|>", "<|close|>", "<|sep|>", "<|end_of_msg|>"})
-    assert kimi is not None
+    [kimi] = recognise("{{ tools }}", {"<|open|>", "<|close|>", "<|sep|>", "<|end_of_msg|>"})
     assert kimi.name == "kimi_k3"
-    laguna = recognise("", named="laguna")
-    assert laguna is not None
+    [laguna] = recognise("", named="laguna")
     assert laguna.name == "glm47"
-    assert recognise("{{ tools }}", {"<|open|>"}, "of next year") is None
+    assert recognise("{{ tools }}", {"<|open|>"}, "of next year") == ()
 
 
 def test_written_arguments_are_json() -> None:
