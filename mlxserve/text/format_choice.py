@@ -8,14 +8,16 @@ all other rows           ─┘                        ── none ─▶ the fi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from mlxserve.text.call_probes import CallTexts, reads
 from mlxserve.text.learnt_formats import learnt_formats
 from mlxserve.text.parsing.formats import FORMATS, CallFormat
-from mlxserve.text.parsing.markup import candidates_of
+from mlxserve.text.parsing.markup import template_text
 from mlxserve.text.response_template import format_in
+
+_ALIASES = {"laguna": "glm47"}
 
 
 class FormatChoice(NamedTuple):
@@ -66,3 +68,37 @@ def _best(rows: Sequence[CallFormat], texts: CallTexts) -> CallFormat | None:
         return sum(reads(row, text, is_strict=False) for text in texts.hard)
 
     return max(rows, key=num_read, default=None)
+
+
+# ---- candidates by words
+
+
+def candidates_of(wrapper: Any) -> tuple[CallFormat, ...]:
+    """Return the formats of calls of a model, likeliest first, by its template's words and its tokens."""
+    settings = wrapper.init_kwargs
+    named = settings.get("chat_template_type") or settings.get("tool_parser_type")
+    return recognise(template_text(wrapper), wrapper.get_vocab(), named)
+
+
+def recognise(
+    template: str, vocabulary: Container[str] = (), named: str | None = None
+) -> tuple[CallFormat, ...]:
+    """The formats of calls that a chat template may ask for, likeliest first.
+
+    vocabulary: the texts of the tokens
+    named: what a tokenizer's own settings say, taken where the template says nothing
+    """
+    template = template.replace("\\n", "\n")
+    named = _ALIASES.get(named or "", named)
+    by_cue = [row for row in FORMATS if _has_cue(row, template)]
+    by_name = [row for row in FORMATS if row.name == named]
+    known = [row for row in FORMATS if _are_known(row.known, vocabulary)]
+    return tuple(dict.fromkeys([*by_cue, *by_name, *known]))
+
+
+def _has_cue(row: CallFormat, template: str) -> bool:
+    return any(all(word in template for word in words) for words in row.cues)
+
+
+def _are_known(tokens: tuple[str, ...], vocabulary: Container[str]) -> bool:
+    return bool(tokens) and all(token in vocabulary for token in tokens)

@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 
 from mlxserve.text.call_probes import CallTexts, call_texts
-from mlxserve.text.format_choice import FormatChoice, choose_among
-from mlxserve.text.parsing.formats import FORMATS, recognise
+from mlxserve.text.format_choice import FormatChoice, choose_among, recognise
+from mlxserve.text.parsing.formats import FORMATS
 from mlxserve.text.probes import Probe, RenderEach
 from mlxserve.text.template_caps import find_abilities
 from tests.text.rendering import renderer, worker

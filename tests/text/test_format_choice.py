@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from mlxserve.text.call_probes import CallTexts, call_texts, reads
-from mlxserve.text.format_choice import choose_among
-from mlxserve.text.parsing.formats import FORMATS, CallFormat, Syntax, recognise
+from mlxserve.text.format_choice import choose_among, recognise
+from mlxserve.text.parsing.formats import FORMATS, CallFormat, Syntax
 from mlxserve.text.parsing.writing import write_calls
 from mlxserve.text.probes import Probe
 from mlxserve.text.response_template import format_in

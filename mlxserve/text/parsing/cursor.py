@@ -8,7 +8,7 @@ written as if the whole text were there, and reads it in pieces of any size alik
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from typing import TypeAlias, TypeVar
 
 from mlxserve.text.parsing.overlap import overlap
@@ -33,6 +33,7 @@ class Cursor:
         self._text = ""
         self._at = 0
         self._taken: list[str] = []
+        self.num_taken = 0  # characters, in all
 
     def feed(self, text: str) -> None:
         self._text = self._text[self._at :] + text
@@ -54,7 +55,15 @@ class Cursor:
         text = self._text[self._at : self._at + length]
         self._at += length
         self._taken.append(text)
+        self.num_taken += len(text)
         return text
+
+    def rewind(self, num_taken: int) -> None:
+        """Give back what was taken since then, which is after the mark."""
+        taken = "".join(self._taken)
+        kept = len(taken) - (self.num_taken - num_taken)
+        self._text = taken[kept:] + self._text[self._at :]
+        self._at, self._taken, self.num_taken = 0, [taken[:kept]], num_taken
 
     def wait(self) -> Reading[None]:
         """Wait for more text. Raises Cut if no more will come."""
@@ -78,13 +87,19 @@ class Cursor:
         while (yield from self.char()) in chars:
             self.take(1)
 
-    def sees(self, text: str) -> Reading[bool]:
-        """True if this text comes next."""
-        while len(self._text) - self._at < len(text):
-            if not text.startswith(self._text[self._at :]):
+    def sees(self, text: str, ahead: int = 0) -> Reading[bool]:
+        """True if this text comes next, or so many characters further ahead."""
+        while len(self._text) - self._at - ahead < len(text):
+            if not text.startswith(self._text[self._at + ahead :]):
                 return False
             yield from self.wait()
-        return self._text.startswith(text, self._at)
+        return self._text.startswith(text, self._at + ahead)
+
+    def sees_any(self, texts: Iterable[str], ahead: int = 0) -> Reading[bool]:
+        for text in texts:
+            if text and (yield from self.sees(text, ahead)):
+                return True
+        return False
 
     def accepts(self, text: str) -> Reading[bool]:
         """Take this text if it comes next; True if it did."""

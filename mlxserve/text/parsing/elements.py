@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
-from mlxserve.text.parsing.cursor import BLANKS, Cursor, Malformed, Reading
-from mlxserve.text.parsing.formats import NAME, NAME_CHARS, CallFormat
+from mlxserve.text.parsing.cursor import BLANKS, Cursor, Cut, Malformed, Reading
+from mlxserve.text.parsing.formats import NAME, CallFormat
 from mlxserve.text.parsing.json_calls import read_value
 from mlxserve.text.parsing.syntax import CallNumbers, CallSyntax
-from mlxserve.text.parsing.values import kinds_of, object_json, part_of, schema_of, value_json
+from mlxserve.text.parsing.values import kinds_of, object_json, properties_of, schema_of, value_json
 
 _FIELDS = {
     "name": NAME,
-    "key": r"[^\n]+?",
+    "key": r"[^\n<]+?",
     "count": r"\d+",
     "string": r"\w+",
     "type": r"\w+",
@@ -60,8 +60,11 @@ class ElementSyntax(CallSyntax):
             key = _attribute(fields["key"].strip())
             kind = fields.get("string") or fields.get("type")
             is_text = None if kind is None else kind in ("true", "string")
-            text = yield from self._read_text()
-            arguments[key] = value_json(text, kinds_of(part_of(schema, key)), is_text=is_text)
+            siblings = properties_of(schema).keys() - arguments.keys() - {key}
+            text = yield from self._read_text(siblings)
+            arguments[key] = value_json(
+                text, kinds_of(properties_of(schema).get(key)), is_text=is_text
+            )
         if not arguments and not self._head.begun and name not in self._names:
             # A word between the markers.
             raise Malformed
@@ -73,10 +76,7 @@ class ElementSyntax(CallSyntax):
         if self._call_end and (yield from self.cursor.accepts(self._call_end)):
             return True
         begins = self.row.starts if not self._call_end else ()
-        for marker in (*self.row.ends, *begins):
-            if (yield from self.cursor.sees(marker)):
-                return True
-        return False
+        return (yield from self.cursor.sees_any((*self.row.ends, *begins)))
 
     def _read_block(self, name: str) -> Reading[None]:
         """Read arguments that are one JSON object after all."""
@@ -90,40 +90,79 @@ class ElementSyntax(CallSyntax):
             raise Malformed
         yield from self.emit(name, arguments)
 
-    def _read_text(self) -> Reading[str]:
-        """Read a value's text. Raises Malformed if another call begins in it."""
-        end = self._value_end
-        if self.row.is_cdata and (yield from self.cursor.accepts(_CDATA[0])):
+    def _read_text(self, siblings: Set[str]) -> Reading[str]:
+        """Read a value's text. Raises Malformed if another call begins in it.
+
+        It ends at its last closing marker before another argument or the end of the call.
+        siblings: other arguments, whose opening marker on a line of its own ends it, too
+        """
+        cursor, end = self.cursor, self._value_end
+        if self.row.is_cdata and (yield from cursor.accepts(_CDATA[0])):
             end = f"{_CDATA[1]}{end}"
-        text, marker = yield from self.cursor.until(end, self._opener)
-        while marker != end:
-            if (yield from self._sees_call()):
-                raise Malformed
-            more, after = yield from self.cursor.until(end, self._opener)
-            text, marker = f"{text}{marker}{more}", after
+        sibling = f"\n{self._key.begun}" if self._is_padded else ""
+        openers = [f"{key}{self._key.tail}" for key in siblings]
+        pieces: list[str] = []
+        likely: tuple[int, int] | None = None  # of an end: number of pieces, place
+        try:
+            while True:
+                pieces += yield from cursor.until(*filter(None, (end, self._opener, sibling)))
+                if pieces[-1] == end:
+                    is_last = yield from self._ends_value()
+                    if is_last:
+                        break
+                    if is_last is None and likely is None:
+                        likely = len(pieces), cursor.num_taken
+                elif pieces[-1] == sibling and (yield from cursor.sees_any(openers)):
+                    cursor.rewind(cursor.num_taken - len(sibling))
+                    break
+                elif pieces[-1] == self._opener and (yield from self._sees_call()):
+                    raise Malformed
+        except Cut:
+            if likely is None:
+                raise
+            del pieces[likely[0] :]
+            cursor.rewind(likely[1])
+        return self._unpadded("".join(pieces[:-1]))
+
+    def _unpadded(self, text: str) -> str:
         if self._is_padded:
             return text.removeprefix("\n").removesuffix("\n")
         if self.row.is_padded and len(text) > 1 and text[0] == text[-1] == "\n":
             return text[1:-1]
         return text
 
+    def _ends_value(self) -> Reading[bool | None]:
+        """True if a closing marker ends its value; None if the call ends there, and text follows."""
+        cursor, row = self.cursor, self.row
+        at, _ = yield from cursor.ahead(0)
+        begins = (self._key.begun, *row.ends, *(() if self._call_end else row.starts))
+        if (yield from cursor.sees_any(begins, at)):
+            return True
+        if not self._call_end or not (yield from cursor.sees(self._call_end, at)):
+            return False
+        if not row.ends:
+            return True
+        try:
+            at, _ = yield from cursor.ahead(at + len(self._call_end))
+        except Cut:
+            return True
+        others = (*row.ends, *row.starts, self._head.begun)
+        return (yield from cursor.sees_any(others, at)) or None
+
     def _sees_call(self) -> Reading[bool]:
         """True if a call to one of the tools comes next, after its opener."""
         cursor = self.cursor
         at, _ = yield from cursor.ahead(0)
         if self._opener != self._head.begun:
-            for char in self._head.begun:
-                if (yield from cursor.char(at)) != char:
-                    return False
-                at += 1
-        name = ""
-        while (char := (yield from cursor.char(at))) in NAME_CHARS:
-            name += char
-            at += 1
-        if name not in self._names:
-            return False
-        at, char = yield from cursor.ahead(at)
-        return char == (*self._head.afters, self._key.begun)[0][0]
+            if not (yield from cursor.sees(self._head.begun, at)):
+                return False
+            at += len(self._head.begun)
+        for name in self._names:
+            if (yield from cursor.sees(name, at)):
+                _, char = yield from cursor.ahead(at + len(name))
+                if char == (*self._head.afters, self._key.begun)[0][0]:
+                    return True
+        return False
 
     def may_follow(self) -> Reading[bool]:
         begun = self._head.begun
@@ -171,10 +210,9 @@ class _Head:
             char = yield from cursor.char()
             if char in f"{BLANKS}<{{":
                 yield from cursor.skip()
-                for end in ends:
-                    if (yield from cursor.sees(end)):
-                        return text
-                raise Malformed
+                if (yield from cursor.sees_any(ends)):
+                    return text
+                break
             text += cursor.take(1)
         raise Malformed
 
@@ -216,7 +254,7 @@ class TagSyntax(CallSyntax):
             if not re.fullmatch(r"[^\s<>/]+", key):
                 raise Malformed
             items = schema.get("items") if isinstance(schema, dict) else None
-            part = items if kinds_of(schema) == {"array"} else part_of(schema, key)
+            part = items if kinds_of(schema) == {"array"} else properties_of(schema).get(key)
             members.append((key, (yield from self._read_value(key, part))))
 
     def _read_value(self, key: str, schema: Any) -> Reading[str]:

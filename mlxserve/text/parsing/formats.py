@@ -375,30 +375,5 @@ FORMATS: tuple[CallFormat, ...] = (
         is_bare=True, is_marked=False, **_LISTED),
 )
 # fmt: on
-_ALIASES = {"laguna": "glm47"}
 # Models of other formats slip into this one, also without a marker.
 FUNCTIONS = next(row for row in FORMATS if row.name == "qwen3_coder")
-
-
-def recognise(
-    template: str, vocabulary: Container[str] = (), named: str | None = None
-) -> tuple[CallFormat, ...]:
-    """The formats of calls that a chat template may ask for, likeliest first.
-
-    vocabulary: the texts of the tokens
-    named: what a tokenizer's own settings say, taken where the template says nothing
-    """
-    template = template.replace("\\n", "\n")
-    named = _ALIASES.get(named or "", named)
-    by_cue = [row for row in FORMATS if _has_cue(row, template)]
-    by_name = [row for row in FORMATS if row.name == named]
-    known = [row for row in FORMATS if _are_known(row.known, vocabulary)]
-    return tuple(dict.fromkeys([*by_cue, *by_name, *known]))
-
-
-def _has_cue(row: CallFormat, template: str) -> bool:
-    return any(all(word in template for word in words) for words in row.cues)
-
-
-def _are_known(tokens: tuple[str, ...], vocabulary: Container[str]) -> bool:
-    return bool(tokens) and all(token in vocabulary for token in tokens)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import Any
 
-from mlxserve.text.parsing.formats import THINKING, CallFormat, recognise
+from mlxserve.text.parsing.formats import THINKING, CallFormat
 
 
 class Part(Enum):
@@ -71,12 +71,6 @@ class Markup:
     def can_think(self) -> bool:
         return bool(self.think_end)
 
-    @property
-    def call_ends(self) -> tuple[str, ...]:
-        """Markers that end a section of calls, and mean nothing elsewhere."""
-        ends = self.format.ends if self.format is not None else ()
-        return tuple(end for end in ends if end != "```")
-
     def opens_thinking(self, token_ids: Sequence[int], text_of: Callable[..., str]) -> bool:
         """True if a prompt ends inside thinking, because the template wrote the opening marker."""
         length = len(self.think_start)
@@ -101,20 +95,13 @@ _BLANK_BYTES = ("<0x09>", "<0x0A>", "<0x0D>")
 _TAG = re.compile(r"<[^<>\s]+>|\[[^\[\]\n]+\]")
 
 
-def candidates_of(wrapper: Any) -> tuple[CallFormat, ...]:
-    """Return the formats of calls of a model, likeliest first, by its template's words and its tokens."""
-    settings = wrapper.init_kwargs
-    named = settings.get("chat_template_type") or settings.get("tool_parser_type")
-    return recognise(template_text(wrapper), wrapper.get_vocab(), named)
-
-
 def markup_of(wrapper: Any, row: CallFormat | None) -> Markup:
     """Return the markup of the model whose tokenizer mlx-lm has wrapped, and whose calls are in `row`."""
     template, vocabulary = template_text(wrapper), wrapper.get_vocab()
     if row is not None and row.channels and row.channels.message not in vocabulary:
         row = replace(row, channels=None)
-    channels = row.channels if row is not None else None
-    thinking = None if channels is not None else _thinking(template, vocabulary)
+    has_channels = row is not None and row.channels is not None
+    thinking = None if has_channels else _thinking(template, vocabulary)
     calls = row.call_markers if row is not None else ()
     others = (*(thinking or ()), *(row.other_markers if row is not None else ()))
     tokens, call_tokens = _special(wrapper, others), _special(wrapper, calls)
@@ -123,7 +110,7 @@ def markup_of(wrapper: Any, row: CallFormat | None) -> Markup:
     markup = Markup(
         format=row,
         thinking=thinking,
-        first=Part.TEXT if channels is None else Part.HEADER,
+        first=Part.HEADER if has_channels else Part.TEXT,
         think_start=_ids(wrapper, thinking[0]) if thinking is not None else (),
         think_end=think_end,
         think_ends=_merged(wrapper, think_end),

@@ -62,16 +62,19 @@ def edges_of(markup: Markup, *, may_call: bool) -> Edges:
     """
     row = markup.format
     calls = _calls(row) if row is not None and may_call else []
-    thinks, after_thinking = _openers(markup), _closers(markup)
+    thinks = _openers(markup)
+    after_thinking = [Edge(end, Part.TEXT) for end in (markup.thinking or ())[1:]]
     starts = [Edge(marker, Part.TEXT) for marker in row.text_starts] if row is not None else []
     ends = [Edge(marker, is_end=True) for marker in row.text_ends] if row is not None else []
     others = [*_messages(row), *calls, *ends]
     between = [*thinks, *after_thinking, *starts, *others]
-    left_over = [Edge(end) for end in markup.call_ends] if may_call else []
+    # Markers that end a section of calls, and mean nothing elsewhere.
+    ends_of_calls = row.ends if row is not None and may_call else ()
+    left_over = [Edge(end) for end in ends_of_calls if end != "```"]
     table: dict[tuple[Part, MarkerPlace], Iterable[Edge]] = {
         (Part.TEXT, MarkerPlace.BEGIN): [
             *between,
-            *(_whole(row) if row is not None and may_call else ()),
+            *_kept(_WHOLE.get(row.syntax, ()) if row and row.is_bare and may_call else ()),
         ],
         (Part.TEXT, MarkerPlace.INSIDE): others,
         (Part.TEXT, MarkerPlace.AFTER_CALL): [*between, *left_over],
@@ -95,10 +98,6 @@ def _openers(markup: Markup) -> list[Edge]:
     return [Edge(marker, Part.THINKING) for marker in (opener, *short)]
 
 
-def _closers(markup: Markup) -> list[Edge]:
-    return [] if markup.thinking is None else [Edge(markup.thinking[1], Part.TEXT)]
-
-
 def _messages(row: CallFormat | None) -> list[Edge]:
     """Markers that end a message, and those that begin another anywhere."""
     if row is None or row.channels is None:
@@ -110,10 +109,6 @@ def _messages(row: CallFormat | None) -> list[Edge]:
 def _calls(row: CallFormat) -> list[Edge]:
     begins = ("<function=", *(_BARE[row.syntax] if row.is_bare else ()))
     return [*(Edge(start, Part.CALL) for start in row.starts), *_kept(begins)]
-
-
-def _whole(row: CallFormat) -> list[Edge]:
-    return _kept(_WHOLE.get(row.syntax, ()) if row.is_bare else ())
 
 
 def _kept(begins: Iterable[str]) -> list[Edge]:

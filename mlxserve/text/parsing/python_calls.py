@@ -174,10 +174,12 @@ class ObjectSyntax(CallSyntax):
         char = yield from cursor.char()
         if (yield from cursor.accepts(quote)):
             begins = [f"{start}call:" for start in self.row.starts]
-            text, marker = yield from cursor.until(quote, *begins)
-            if marker != quote:
+            pieces = [*(yield from cursor.until(quote, *begins))]
+            while pieces[-1] == quote and (yield from cursor.ahead(0))[1] not in ",}]":
+                pieces += yield from cursor.until(quote, *begins)
+            if pieces[-1] != quote:
                 raise Malformed
-            return quoted(text)
+            return quoted("".join(pieces[:-1]))
         if char == '"':
             return (yield from read_value(cursor))
         if char not in "{[":

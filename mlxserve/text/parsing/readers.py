@@ -112,14 +112,10 @@ class SectionReader:
 
     def _is_json(self) -> Reading[bool]:
         char = yield from self._cursor.char()
-        if char == "{":
-            return True
-        if char != "[" or self._row.syntax is not Syntax.PYTHON:
-            return char == "[" and self._row.syntax is not Syntax.OBJECT
-        at = 1
-        while (char := (yield from self._cursor.char(at))).isspace():
-            at += 1
-        return char == "{"
+        if char == "[" and self._row.syntax is Syntax.PYTHON:
+            _, char = yield from self._cursor.ahead(1)
+            return char == "{"
+        return char == "{" or (char == "[" and self._row.syntax is not Syntax.OBJECT)
 
     def _goes_on(self, syntax: CallSyntax) -> Reading[bool]:
         """True if another call follows the one that was read."""
@@ -137,7 +133,5 @@ class SectionReader:
             if (yield from cursor.accepts(end)):
                 cursor.mark()
                 return False
-        for start in self._row.starts:
-            if (yield from cursor.sees(start)):
-                return False
-        return (yield from syntax.may_follow())
+        is_next = yield from cursor.sees_any(self._row.starts)
+        return not is_next and (yield from syntax.may_follow())

@@ -16,26 +16,17 @@ MAX_DEPTH = 32
 
 # Names of types in schemas of the wild, by their beginning.
 _KINDS = {
-    "str": "string",
-    "text": "string",
-    "varchar": "string",
-    "char": "string",
-    "enum": "string",
-    "int": "integer",
-    "uint": "integer",
-    "long": "integer",
-    "short": "integer",
-    "unsigned": "integer",
-    "num": "number",
-    "float": "number",
-    "double": "number",
-    "bool": "boolean",
-    "binary": "boolean",
-    "arr": "array",
-    "list": "array",
-    "dict": "object",
-    "obj": "object",
-    "null": "null",
+    begin: kind
+    for kind, begins in {
+        "string": "str text varchar char enum",
+        "integer": "int uint long short unsigned",
+        "number": "num float double",
+        "boolean": "bool binary",
+        "array": "arr list",
+        "object": "dict obj",
+        "null": "null",
+    }.items()
+    for begin in begins.split()
 }
 _WORDS = {"true": "true", "false": "false", "none": "null", "null": "null"}
 
@@ -49,10 +40,10 @@ def schema_of(tools: Sequence[Mapping[str, Any]], name: str) -> Mapping[str, Any
     return {}
 
 
-def part_of(schema: Any, key: str) -> Any:
-    """The schema of one property."""
+def properties_of(schema: Any) -> Mapping[str, Any]:
+    """The schemas of an object's properties."""
     properties = schema.get("properties") if isinstance(schema, dict) else None
-    return properties.get(key) if isinstance(properties, dict) else None
+    return properties if isinstance(properties, dict) else {}
 
 
 def kinds_of(schema: Any) -> frozenset[str]:

@@ -11,7 +11,6 @@ from mlxserve.text.parsing.formats import CallFormat, Syntax
 from mlxserve.text.parsing.values import kind_of
 
 Call: TypeAlias = tuple[str, Mapping[str, Any], str | None]  # (name, arguments, id)
-_WORDS = {True: "True", False: "False", None: "None"}
 
 
 def write_calls(row: CallFormat, calls: Sequence[Call]) -> str:
@@ -79,7 +78,7 @@ def _json(value: Any) -> str:
 
 def _python(value: Any) -> str:
     if value is None or isinstance(value, bool):
-        return _WORDS[value]
+        return repr(value)
     if isinstance(value, Mapping):
         return f"{{{', '.join(f'{_json(key)}: {_python(item)}' for key, item in value.items())}}}"
     if isinstance(value, list):

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from mlxserve.text.parsing.formats import FORMATS, recognise
+from mlxserve.text.format_choice import recognise
+from mlxserve.text.parsing.formats import FORMATS
 from mlxserve.text.parsing.turn import AssistantTurn
 from mlxserve.text.parsing.values import arguments_object
 from tests.text.parsing.answers import ROWS, markup, parse, parse_in_pieces, tool

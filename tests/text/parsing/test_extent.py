@@ -1,0 +1,96 @@
+"""The extent of a value: an argument may speak of the markers of its own format."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from mlxserve.text.parsing.formats import FORMATS, Syntax
+from mlxserve.text.parsing.writing import write_calls
+from tests.text.parsing.answers import ROWS, markup, parse, parse_in_pieces
+
+VALUES = [
+    "{}",
+    "Use {} to end it.",
+    "{} at the beginning",
+    "at the end {}",
+    "\n{}\n",
+    "```xml\n{}\n```\nSo it is.",
+    'END = "{}"\nprint(END)\n',
+    "{0}{0}",
+    "one {0} two {0} three",
+    "line\n{}",
+]
+# The other values are in markup too, or in quotes that no text of theirs can hold.
+NAMES = [row.name for row in FORMATS if row.syntax in (Syntax.ELEMENTS, Syntax.OBJECT)]
+
+
+def markers_of(name: str) -> list[str]:
+    """The markers after a value, after a call and around a section, and those before."""
+    row = ROWS[name]
+    if row.syntax is Syntax.OBJECT:
+        return [row.quote]
+    pieces = re.split(r"\$\w+", f"{row.call}$_{row.parameter}")
+    closers = [piece.strip() for piece in pieces if "/" in piece or "close" in piece]
+    return sorted({marker for marker in (*closers, *row.ends) if marker.startswith("<")})
+
+
+def written(name: str, value: str, others: dict[str, object]) -> str:
+    lead = "to=write<|message|>" if ROWS[name].channels else ""
+    return lead + write_calls(
+        ROWS[name], [("write", {"path": "a", "content": value, **others}, None)]
+    )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_value_that_holds_a_marker_is_read_as_it_was_written(name: str) -> None:
+    for marker in markers_of(name):
+        for shape in VALUES:
+            for others in ({}, {"more": 3}):
+                value = shape.format(marker)
+                if ROWS[name].quote and f"{ROWS[name].quote}," in f"{value},":
+                    continue  # such a value is written in other quotes
+                text = f"Yes. {written(name, value, others)}" if not ROWS[name].channels else ""
+                text = text or written(name, value, others)
+                found = parse_in_pieces(text, markup(name))
+                expected = {"path": "a", "content": value, **others}
+                assert found.calls == [("write", expected)], (marker, text)
+                assert found.text.strip() in ("Yes.", "")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_such_a_call_is_no_other_call_where_it_is_cut_off(name: str) -> None:
+    for marker in markers_of(name):
+        value = f"Use {marker} to end it.\n"
+        text = written(name, value, {})
+        for end in range(len(text)):
+            for _, arguments in parse(text[:end], markup(name)).calls:
+                assert arguments == {"path": "a", "content": value}, text[:end]
+
+
+def test_a_declared_argument_ends_one_that_was_not_closed() -> None:
+    text = (
+        "<tool_call>\n<function=look>\n<parameter=at>\nx\n<parameter=n>\n3\n</parameter>\n"
+        "</function>\n</tool_call>"
+    )
+    assert parse_in_pieces(text, markup("qwen3_coder")).calls == [("look", {"at": "x", "n": 3})]
+    spoken = text.replace("<parameter=n>", "<parameter=other>")
+    assert parse_in_pieces(spoken, markup("qwen3_coder")).calls == [
+        ("look", {"at": "x\n<parameter=other>\n3"})
+    ]
+
+
+def test_a_key_holds_no_markup() -> None:
+    text = (
+        "<tool_call>write\n<arg_key>path</arg_key><arg_key>content</arg_key>\n"
+        "<arg_value>3</arg_value>\n</tool_call>"
+    )
+    found = parse_in_pieces(text, markup("glm45"))
+    assert (found.calls, found.text) == ([], text)
+
+
+def test_text_after_a_call_that_no_section_closes_is_kept() -> None:
+    text = "<function=look>\n<parameter=n>\n3\n</parameter>\n</function>\nDone."
+    found = parse_in_pieces(text, markup("qwen3_coder"))
+    assert (found.calls, found.text) == ([("look", {"n": 3})], "Done.")
