@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mlxserve.chat.codec import TextCodec
 from mlxserve.chat.ranker import Ranker
@@ -25,7 +25,6 @@ from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.helpers.fair_executor import FairExecutor
 from mlxserve.hub.facts import ModelFacts
 from mlxserve.request import Forgotten
-from mlxserve.text.template_caps import TemplateCaps
 
 if TYPE_CHECKING:  # it imports mlx, which waits for machine.prepare()
     from mlxserve.engine.async_engine import AsyncEngine
@@ -89,10 +88,10 @@ class TextModel:
         """The text of the model's chat template; empty if it has none, or one written in Python."""
         return self.codec.tokenizer.template.text
 
-    def template_caps(self) -> TemplateCaps | None:
-        """The capabilities of the model's chat template; None without one. Waits until they are known."""
+    def template_card(self) -> dict[str, Any] | None:
+        """What the model's chat template takes; None without one. Waits until that is known."""
         template = self.codec.tokenizer.template
-        return template.caps if template.exists else None
+        return template.card() if template.exists else None
 
     # ---- parts
 

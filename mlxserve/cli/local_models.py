@@ -174,7 +174,7 @@ def _abilities(place: Path) -> dict[str, Any] | None:
         tokenizer = Tokenizer(model_folder(read_header(place)) if place.is_file() else place)
     except UnsupportedModel:
         return None
-    return tokenizer.template.caps.card() if tokenizer.template.exists else None
+    return tokenizer.template.card() if tokenizer.template.exists else None
 
 
 def _describe_template(abilities: dict[str, Any] | None) -> str:

@@ -68,6 +68,12 @@ class ChatTemplate:
         """What the chat template takes."""
         return self.fitting().abilities
 
+    def card(self) -> dict[str, Any]:
+        """Return the capabilities as JSON, with the format of calls and whether it was read back."""
+        row, reads_back = self.call_format
+        name = None if row is None else row.name
+        return {**self.caps.card(), "call_format": {"name": name, "reads_back": reads_back}}
+
     @cached_property
     def call_format(self) -> FormatChoice:
         """The format of the model's calls: the one that reads what the template writes."""

@@ -36,6 +36,7 @@ from mlxserve.text.templates import (
     render_with,
 )
 from mlxserve.text.tokenizer_files import load_tokenizer
+from mlxserve.text.tool_prompt import show_tools
 
 _TOO_LONG = "sequence-length-is-longer-than-the-specified-maximum"  # a warning of transformers
 
@@ -56,6 +57,7 @@ class Tokenizer:
             helper
         """
         self._wrapper = load_tokenizer(path, eos_token_ids)
+        show_tools(self._wrapper)
         # transformers warns once of a text longer than the model's context; those are refused in our words.
         self._wrapper.deprecation_warnings[_TOO_LONG] = True
         renderer = renderer or helper_renderer()

@@ -170,6 +170,9 @@ class FakeChat:
     def template_caps(self) -> TemplateCaps:
         return TemplateCaps(arguments=Arguments.TEXT)
 
+    def template_card(self) -> dict[str, Any]:
+        return self.template_caps().card()
+
     def fit(self, conversation: Conversation) -> AdaptedConversation:
         return Fitting(self.template_caps()).fit(conversation)
 

@@ -114,6 +114,7 @@ def test_the_bundled_model_is_shown_with_what_its_template_takes(offline: Run) -
     card = json.loads(offline("show", "mlxserve-mini", "--json").out)["chat_template"]
     assert card["late_system"] is True
     assert card["arguments"] == "text"
+    assert card["call_format"] == {"name": "json_tools", "reads_back": True}
 
 
 def test_the_efforts_that_a_template_takes_are_shown(tmp_path: Path, offline: Run) -> None:

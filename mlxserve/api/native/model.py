@@ -23,7 +23,7 @@ class ModelCard:
 
     async def get(self, _request: Request) -> Response:
         """Describes the served model and the abilities of its chat template."""
-        abilities = await asyncio.to_thread(self._model.template_caps)
+        template = await asyncio.to_thread(self._model.template_card)
         return json_response(
             {
                 "id": self._model.model_name,
@@ -31,6 +31,6 @@ class ModelCard:
                 "tools": self._model.can_call,
                 "thinking": self._model.can_think,
                 "vision": self._model.supports_images,
-                "chat_template": None if abilities is None else abilities.card(),
+                "chat_template": template,
             }
         )

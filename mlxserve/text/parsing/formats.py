@@ -364,7 +364,7 @@ FORMATS: tuple[CallFormat, ...] = (
     CallFormat("ernie", Syntax.JSON, cues=(("<tool_call>", "<tool_output>", "<response>"),),
         ends=("</tool_call>",), call=f"\n{_JSON_CALL}\n", text_starts=("<response>",),
         text_ends=("</response>",)),
-    CallFormat("json_tools", Syntax.JSON, cues=(("<tool_call>",),), ends=("</tool_call>",),
+    CallFormat("json_tools", Syntax.JSON, cues=(("<tool_call>",), ("SmolLM", "/no_think")), ends=("</tool_call>",),
         call=f"\n{_JSON_CALL}\n"),  # Hermes, Qwen 2.5 and 3, QwQ, MiMo, SmolLM3, Granite 4, Reka
     CallFormat("llama3", Syntax.JSON, cues=(("<|python_tag|>",), ("dictionary of argument name",)),
         starts=("<|python_tag|>", "<|python_start|>"), ends=("<|python_end|>",),
