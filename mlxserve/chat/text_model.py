@@ -25,6 +25,7 @@ from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.helpers.fair_executor import FairExecutor
 from mlxserve.hub.facts import ModelFacts
 from mlxserve.request import Forgotten
+from mlxserve.text.template_caps import TemplateCaps
 
 if TYPE_CHECKING:  # it imports mlx, which waits for machine.prepare()
     from mlxserve.engine.async_engine import AsyncEngine
@@ -88,8 +89,13 @@ class TextModel:
         """The text of the model's chat template; empty if it has none, or one written in Python."""
         return self.codec.tokenizer.template.text
 
+    def template_caps(self) -> TemplateCaps | None:
+        """The capabilities of the model's chat template; None without one. Waits until they are known."""
+        template = self.codec.tokenizer.template
+        return template.caps if template.exists else None
+
     def template_card(self) -> dict[str, Any] | None:
-        """What the model's chat template takes; None without one. Waits until that is known."""
+        """Describe the model's chat template for clients; None without one. Waits until it is known."""
         template = self.codec.tokenizer.template
         return template.card() if template.exists else None
 
