@@ -11,6 +11,7 @@ pages that lead only to it. An end within the window of a later one saves only t
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from operator import itemgetter
 _PASSED = 0.01
 _LAST = 2.0  # no later end is known: the newest turn of a conversation
 _SHARED = 2.0  # several requests have continued there
+_MOST_STALE = 64  # stale entries to tolerate beside twice the number of ends
 
 
 @dataclass(slots=True)
@@ -36,6 +38,7 @@ class End:
     hashes: Sequence[bytes]
     num_tokens: int
     used: int
+    number: int
     num_uses: int = 0
     is_passed: bool = False
 
@@ -53,6 +56,10 @@ class Ends:
     def __init__(self) -> None:
         self._ends: dict[bytes, End] = {}
         self._num_ends: Counter[bytes] = Counter()  # of each page in a window
+        self._num_added = 0  # so far, for an order among ends of the same cost
+        # (used, number, hash) of the ends that are not passed and of those that are, the earliest first; entries
+        # of ends that were used later, or are in the other list or gone, are stale.
+        self._by_use: tuple[list[tuple[int, int, bytes]], ...] = ([], [])
 
     def __contains__(self, hash_: bytes) -> bool:
         return hash_ in self._ends
@@ -70,8 +77,11 @@ class Ends:
         """
         if (end := self._ends.get(hashes[-1])) is not None:
             end.used, end.is_passed = now, False
+            self._file(end)
             return
-        self._ends[hashes[-1]] = End(hashes, num_tokens, now)
+        self._num_added += 1
+        self._ends[hashes[-1]] = end = End(hashes, num_tokens, now, self._num_added)
+        self._file(end)
         self._num_ends.update(hashes)
 
     def use(self, hash_: bytes, now: int) -> None:
@@ -79,6 +89,7 @@ class Ends:
         if (end := self._ends.get(hash_)) is not None:
             end.used = now
             end.num_uses += 1
+            self._file(end)
 
     def pass_by(self, hash_: bytes) -> None:
         """Mark an end and those in its window as passed: the conversation has a later one.
@@ -89,6 +100,7 @@ class Ends:
             for each in end.hashes:
                 if (earlier := self._ends.get(each)) is not None:
                     earlier.is_passed = True
+                    self._file(earlier)
 
     def hashes_of(self, hash_: bytes) -> Sequence[bytes]:
         """Return the hashes of the pages in the window of an end."""
@@ -112,14 +124,33 @@ class Ends:
         return [hash_ for hash_, end in self._ends.items() if any(map(matches, end.hashes))]
 
     def cheapest(
-        self, now: int, num_freed: Callable[[bytes, End, bool], float]
+        self,
+        now: int,
+        num_freed: Callable[[bytes, End, bool], float],
+        least: float = 0.0,
     ) -> tuple[float, bytes] | None:
         """Return (cost, hash) of the end to drop first; None if none frees anything.
 
+        Examines only ends that were used long enough ago to cost less than the best one so far.
+
         num_freed: takes the hash of an end, the end, and True if it is in no later end's window; returns the
             full pages that dropping it frees, or 0 to keep it
+        least: minimum tokens that an end saves for each unit that is freed with it
         """
-        return min(self._costs(now, num_freed), default=None, key=itemgetter(0))
+        best: tuple[float, int, bytes] | None = None
+        for entries, likelihood in zip(self._by_use, (1.0, _PASSED), strict=True):
+            for used, number, hash_ in entries:
+                age = 1 + now - used
+                if best is not None and least * likelihood / age > best[0]:
+                    break
+                end = self._ends.get(hash_)
+                if end is None or (end.number, end.used) != (number, used):
+                    continue
+                if (cost := self._cost(hash_, end, now, num_freed)) is not None and (
+                    best is None or (cost, number) < best[:2]
+                ):
+                    best = cost, number, hash_
+        return None if best is None else (best[0], best[2])
 
     def by_cost(self, now: int, num_freed: Callable[[bytes, End, bool], float]) -> list[bytes]:
         """Return the hashes of the ends, the cheapest first, by their costs as of now."""
@@ -130,10 +161,28 @@ class Ends:
         self, now: int, num_freed: Callable[[bytes, End, bool], float]
     ) -> Iterator[tuple[float, bytes]]:
         for hash_, end in self._ends.items():
-            if count := num_freed(hash_, end, self._num_ends[hash_] == 1):
-                age = 1 + now - end.used
-                likelihood = end.likelihood * (_LAST if self._num_ends[hash_] == 1 else 1)
-                yield self.num_saved(end) * likelihood / count / age, hash_
+            if (cost := self._cost(hash_, end, now, num_freed)) is not None:
+                yield cost, hash_
+
+    def _cost(
+        self, hash_: bytes, end: End, now: int, num_freed: Callable[[bytes, End, bool], float]
+    ) -> float | None:
+        is_leaf = self._num_ends[hash_] == 1
+        if not (count := num_freed(hash_, end, is_leaf)):
+            return None
+        likelihood = end.likelihood * (_LAST if is_leaf else 1)
+        return self.num_saved(end) * likelihood / count / (1 + now - end.used)
+
+    def _file(self, end: End) -> None:
+        """File an end that is new, was used or has been passed."""
+        entries = self._by_use[end.is_passed]
+        insort(entries, (end.used, end.number, end.hashes[-1]))
+        if len(entries) > 2 * len(self._ends) + _MOST_STALE:
+            entries[:] = sorted(
+                (end.used, end.number, hash_)
+                for hash_, end in self._ends.items()
+                if end.is_passed == (entries is self._by_use[True])
+            )
 
     def alone(self, end: End) -> list[bytes]:
         """Return the hashes of the pages in an end's window that no other end has."""
@@ -149,8 +198,14 @@ class Ends:
     def clear(self) -> None:
         self._ends.clear()
         self._num_ends.clear()
+        for entries in self._by_use:
+            entries.clear()
 
     def check(self) -> None:
         """Audit the invariants. Raises AssertionError."""
         counted = Counter(each for end in self._ends.values() for each in end.hashes)
         assert counted == self._num_ends, "the pages of ends are miscounted"
+        for hash_, end in self._ends.items():
+            entry = end.used, end.number, hash_
+            assert entry in self._by_use[end.is_passed], "an end is not found by its last use"
+        assert all(entries == sorted(entries) for entries in self._by_use), "ends are out of order"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 
 import pytest
@@ -99,3 +100,52 @@ def test_an_end_that_is_added_again_counts_once(is_again: bool) -> None:
     assert len(ends) == 1
     assert len(ends.drop(last("a", 10))) == WINDOW
     ends.check()
+
+
+# ---- not all are looked at
+
+
+def test_the_cheapest_is_the_first_by_cost_whatever_happened() -> None:
+    """Of random ends, used and passed in any order: the same as where all are looked at."""
+    draw = random.Random(7)
+    ends = Ends()
+
+    def num_freed(hash_: bytes, end: End, is_leaf: bool) -> float:
+        if hash_ in held:
+            return 0
+        return len(ends.alone(end)) + is_leaf * ends.num_saved(end) / 16
+
+    for now in range(1, 600):
+        chat, end = draw.choice("abcdefgh"), draw.randrange(4, 60)
+        ends.add(window(chat, end), 16 * end, now)
+        known = list(ends)
+        held = set(draw.sample(known, len(known) // 3))
+        ends.use(draw.choice(known), now)
+        ends.pass_by(draw.choice(known))
+        cheapest = ends.cheapest(now, num_freed, least=7.99)
+        first = next(iter(ends.by_cost(now, num_freed)), None)
+        assert (cheapest and cheapest[1]) == first
+        if cheapest is not None and now % 3 == 0:
+            ends.drop(cheapest[1])
+        ends.check()
+
+
+def test_only_what_was_used_long_ago_is_looked_at() -> None:
+    ends = Ends()
+    for chat in range(1000):
+        ends.add(window(f"{chat} ", 8), 128, now=chat)
+    looked: list[bytes] = []
+
+    def num_freed(hash_: bytes, end: End, is_leaf: bool) -> float:
+        looked.append(hash_)
+        return len(end.hashes) + ends.num_saved(end) / 16
+
+    found = ends.cheapest(100_000, num_freed, least=8)
+    assert found is not None
+    assert found[1] == last("0 ", 8)
+    assert len(looked) == 1000, "all are as old: a small share of the time"
+    looked.clear()
+    found = ends.cheapest(1000, num_freed, least=8)
+    assert found is not None
+    assert found[1] == last("0 ", 8)
+    assert len(looked) < 1000 * 2 // 3

@@ -46,7 +46,7 @@ from mlxserve.scheduler.roster import Roster
 from mlxserve.scheduler.scheduler import Scheduler
 from mlxserve.scheduler.urgency import Urgency
 from mlxserve.scheduler.waiting import WaitingQueue
-from tests.cache import test_pages
+from tests.cache import test_ends, test_pages
 from tests.engine import test_engine
 from tests.mutation.bug import Bug
 from tests.scheduler import (
@@ -447,9 +447,23 @@ FOUND_BY_CLAIM: dict[str, Bug] = {
     "keep the place that costs least": Bug(
         Ends,
         "cheapest",
-        "min(",
-        "max(",
-        test_balance.test_conversations_that_fit_keep_their_windows,
+        "(cost, number) < best[:2]",
+        "(cost, number) > best[:2]",
+        lambda _: test_ends.test_the_end_of_a_short_conversation_costs_less(),
+    ),
+    "stop before a place that was passed": Bug(
+        Ends,
+        "cheapest",
+        "(1.0, _PASSED)",
+        "(1.0, 1.0)",
+        lambda _: test_ends.test_the_cheapest_is_the_first_by_cost_whatever_happened(),
+    ),
+    "do not file a place that was used again": Bug(
+        Ends,
+        "use",
+        "self._file(end)",
+        "pass",
+        lambda _: test_ends.test_the_cheapest_is_the_first_by_cost_whatever_happened(),
     ),
     "count the places behind a conversation as its last": Bug(
         WindowEnds,

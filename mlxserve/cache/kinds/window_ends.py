@@ -86,7 +86,8 @@ class WindowEnds(Reclaimer):
     def _cheapest(self) -> tuple[float, bytes] | None:
         key = self._version, self.pool.order.clock, self.pool.num_free
         if self._memo is None or self._memo[0] != key:
-            self._memo = key, self._ends.cheapest(self.pool.order.clock, self._num_freed)
+            cheapest = self._ends.cheapest(self.pool.order.clock, self._num_freed, self._least)
+            self._memo = key, cheapest
         return self._memo[1]
 
     def _num_freed(self, _: bytes, end: End, is_leaf: bool) -> float:
@@ -101,7 +102,15 @@ class WindowEnds(Reclaimer):
             num_own = sum(map(self._is_free, self._ends.alone(end)))
             return num_own * self.weight + self._num_leading(end)
 
-        return self._ends.cheapest(self.pool.order.clock, num_freed)
+        return self._ends.cheapest(self.pool.order.clock, num_freed, self._least)
+
+    @property
+    def _least(self) -> float:
+        """Tokens that an end saves for each full page's bytes: it frees at most one page of the window and one
+        full page for each page by which it is later than the end before it."""
+        return (
+            0.999 * self.pool.page_size / (1 + self.weight)
+        )  # a little less, as costs are rounded
 
     def _num_leading(self, end: End) -> float:
         """Return how many full pages lead to this end, but to no earlier one."""
