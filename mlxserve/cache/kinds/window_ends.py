@@ -106,8 +106,11 @@ class WindowEnds(Reclaimer):
 
     @property
     def _least(self) -> float:
-        """Tokens that an end saves for each full page's bytes: it frees at most one page of the window and one
-        full page for each page by which it is later than the end before it."""
+        """Minimum tokens that an end saves for each full page's bytes.
+
+        An end frees at most one page of the window and one full page for each page by which it is
+        later than the end before it.
+        """
         return (
             0.999 * self.pool.page_size / (1 + self.weight)
         )  # a little less, as costs are rounded
