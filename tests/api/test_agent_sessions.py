@@ -118,7 +118,7 @@ def prompt_of(chat: TextModel, body: dict[str, Any]) -> list[int]:
     request = MessagesRequest.read(body)
     fitted = chat.writer.fit(request.conversation())
     return chat.writer.render(
-        fitted.messages, tools=request.definitions, **request.template_kwargs()
+        fitted.messages, tools=request.definitions, **request.template_kwargs
     )
 
 

@@ -31,7 +31,7 @@ READS: dict[type, frozenset[str]] = {
             "states",
         }
     ),
-    BlankPages: frozenset({"ids"}),
+    BlankPages: frozenset({"audited_ids"}),
     PageIndex: frozenset(
         {
             "check",
