@@ -17,7 +17,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> TinyModels:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_short_episode_loses_nothing(models: TinyModels, name: str) -> None:
-    report = FuzzReport(seed=1)
+    # Without a disk, whose threads would make the episode another one now and then.
+    report = FuzzReport(seed=5)
     run_episode(models, report, num_events=70, names=[name])
     assert report.counts["answers"] > 5, str(report)
 
