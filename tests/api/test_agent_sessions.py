@@ -117,9 +117,7 @@ def test_a_session_of_twelve_turns_computes_only_what_is_new(chat: TextModel) ->
 def prompt_of(chat: TextModel, body: dict[str, Any]) -> list[int]:
     request = MessagesRequest.read(body)
     fitted = chat.writer.fit(request.conversation())
-    return chat.writer.render(
-        fitted.messages, tools=request.definitions, **request.template_kwargs
-    )
+    return chat.writer.render(fitted.messages, tools=request.definitions, **request.template_kwargs)
 
 
 def shared(prompt: list[int], earlier: list[int]) -> int:
