@@ -63,7 +63,7 @@ class WritePlan:
         """Plan every row alone."""
         tokens = np.empty((len(slots), 2), np.int32)
         tokens[:, 0], tokens[:, 1] = np.arange(len(slots)), slots
-        # The tokens stand for the pages as well, of which none is read.
+        # The tokens stand for the pages as well, as no page is read.
         uploaded = upload(tokens)
         return cls(tokens[:0], tokens, uploaded, uploaded)
 

@@ -215,7 +215,7 @@ class ModelDispatch:
         return self._resolve(name) or self._base_of(name) or self._first
 
     def _base_of(self, name: str) -> str | None:
-        """The model of which the name may be an adapter; its routes refuse the name."""
+        """Return the model that the name may be an adapter of; its routes refuse the name."""
         means = (own for own, names in self._names.items() if names.may_mean_adapter(name))
         return next(means, None)
 

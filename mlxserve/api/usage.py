@@ -26,7 +26,7 @@ class Tokens:
 
     @classmethod
     def from_usages(cls, usages: Mapping[int, Usage], num_choices: int = 1) -> Tokens:
-        """Sum the answers by index, of which each `num_choices` in a row share a prompt."""
+        """Sum the answers by index; every `num_choices` in a row share a prompt."""
         prompts = [usage for index, usage in usages.items() if index % num_choices == 0]
         return cls(
             sum(usage.prompt_tokens for usage in prompts),

@@ -15,7 +15,7 @@ _NEARLY_USED = 4  # once fewer than one page in 4 is blank, more will be opened 
 
 
 class BlankPages:
-    """The blank ones of `num_pages` ids, of which the first `num_open` are open."""
+    """The blank pages among `num_pages` ids. The first `num_open` ids are open."""
 
     def __init__(self, num_pages: int, num_open: int | None = None) -> None:
         """Open the first `num_open` ids; None opens all."""

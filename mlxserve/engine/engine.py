@@ -249,7 +249,7 @@ class Engine:
             self._keep(self._read(None))
 
     def _keep(self, outputs: list[Output]) -> None:
-        """Until they leave. If the rest fails, that is after the restart."""
+        """Keep outputs until they are returned, after the restart if the rest of the step fails."""
         self._early += outputs
         # Not when they leave: a named prefix that ends here may live again by then, in an empty cache.
         self._timeline.got(outputs)

@@ -187,7 +187,7 @@ class EchoedPrompt:
 
 @dataclass(slots=True, kw_only=True)
 class CompletionReply(_Reply):
-    """The object `text_completion`, of which chunks hold less text.
+    """The object `text_completion`, whose chunks hold less text.
 
     echoed: the prompt that each answer begins with; empty for none
     """

@@ -151,7 +151,7 @@ class WindowEnds(Reclaimer):
         self._drop_where(doomed.__contains__)
 
     def drop_broken(self) -> None:
-        """Drop the ends of which a page is no longer cached."""
+        """Drop the ends that have a page which is no longer cached."""
         self._drop_where(lambda hash_: not self.pool.index.is_known(hash_))
 
     def _drop_where(self, matches: Callable[[bytes], bool]) -> None:

@@ -98,7 +98,7 @@ class ModelRegistry:
         self._memory.budget = min(self._memory.budget, self._shared_budget)
 
     def loaded(self, name: str) -> TextModel | None:
-        """Return the model, unless it is not loaded or is about to be unloaded. This is no use of it."""
+        """Return the model, or None if it is not loaded or about to be unloaded; not counted as a use."""
         place = self._places[name]
         return None if place.closes else place.text_model
 
