@@ -12,8 +12,8 @@ HEAD_DIMS = (64, 80, 96, 112, 128, 192, 256, 512)
 MIN_COPIED_ROWS = 256
 # Head dimensions for which MLX has such kernels on every chip.
 COPIED_DIMS = (64, 80, 96, 128)
-# One layer's copies may take one part in so many of the machine's memory: 512 MiB of 16 GB, which
-# are 128 Ki positions of 8 kv heads of 128 dimensions. Copies of one or two layers are alive at
+# Divisor of the machine's memory that one layer's copies may take: 512 MiB of 16 GB, which are
+# 128 Ki positions of 8 kv heads of 128 dimensions. Copies of one or two layers are alive at
 # once, as a step waits for those before (`mlxserve/model/command_buffers.py`).
 SHARE_COPIED = 32
 # Copies of a chunk have room for the next power of two of positions, or from here on for the next

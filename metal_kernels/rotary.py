@@ -4,7 +4,7 @@
     keys ───── norm ── RoPE ──▶ the pool            the rows' slots
     values ────────────────────▶ the pool
 
-As ops of mlx they are five kernels of a layer's nineteen, of which each waits for those before. `rotated` is the
+As ops of mlx they are five kernels of a layer's nineteen, and each waits for those before. `rotated` is the
 specification in plain mlx; `RotatedWrites` has the kernel.
 
 What RoPE does to a pair of dimensions is a rotation by an angle of the position. The caller passes cosines and

@@ -9,7 +9,7 @@
 The system's own memory pressure, which other programs may cause, raises the level as well: beside a
 browser on 16 GB a Mac swaps before our share is high. A level ends when the share is HYSTERESIS
 below its mark. One request always runs, so every answer ends. Pages of the cache stay: their memory
-is one array per layer, of which no part can be returned without a resize.
+is one array per layer, and no part of an array can be returned without a resize.
 """
 
 from __future__ import annotations

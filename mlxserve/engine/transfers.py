@@ -59,7 +59,7 @@ class Transfers:
         # By kind, (hash, unit) of what is to be written before the plan.
         self._endangered: dict[str, list[tuple[bytes, int]]] = {}
         self._write_after = 0.0  # time until which the disk is paused, as it has refused pages
-        # Kinds of which nothing is left to write since the last step.
+        # Kinds with nothing left to write since the last step.
         self._written: set[str] = set()
 
     @property

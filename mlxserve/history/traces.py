@@ -50,7 +50,7 @@ def traces(store: Store, chat_id: int) -> Traces:
 def _conversations(chat: ChatRecord, messages: Sequence[StoredMessage]) -> Iterator[Wire]:
     """Yield the conversations as they were sent and answered, newest first.
 
-    These are each branch, and each answer of which later prompts lack something.
+    Each branch is one, and so is each answer that later prompts do not repeat in full.
     """
     by_id = {message.id: message for message in messages}
     inner = {message.parent_id for message in messages}

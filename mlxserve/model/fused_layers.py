@@ -1,7 +1,7 @@
 """FusedLayers: fewer kernels per layer, where kernel launches dominate.
 
-A GPU starts the kernels of a step of decodes one after another, some 2.5 us each: 19 in a layer of
-Qwen 3, of which 12 are left. A CPU gains nothing (see `load.py`), so this is for layers on Metal.
+A GPU starts the kernels of a step of decodes one after another, some 2.5 us each: a layer of
+Qwen 3 has 19, which this reduces to 12. A CPU gains nothing (see `load.py`), so this is for layers on Metal.
 """
 
 from __future__ import annotations

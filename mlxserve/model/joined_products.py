@@ -1,7 +1,7 @@
 """Several products of one input as one: matrices side by side, without a second copy.
 
     before   q_proj.weight (n, K)   k_proj.weight (m, K)   v_proj.weight (m, K)
-    after    joined (n + 2 m, K)    of which the three are views of rows
+    after    joined (n + 2 m, K)    the three are views of its rows
 
 So the layers compute what they did wherever they are called alone, and whoever has all three calls
 `JoinedProduct`. In quantised and plain products a column of the result does not depend on the

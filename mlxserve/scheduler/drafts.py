@@ -50,7 +50,7 @@ class Drafts:
         return self._lookup(request).draft(request.token_ids, min(max_tokens, self._max_tokens))
 
     def learn(self, request: LiveRequest, num_drafted: int, num_accepted: int) -> None:
-        """Adapt to a draft of which the model has accepted `num_accepted` tokens."""
+        """Adapt to a draft whose first `num_accepted` tokens the model has accepted."""
         self._lookup(request).learn(num_drafted, num_accepted)
 
     def forget(self, request: LiveRequest) -> None:

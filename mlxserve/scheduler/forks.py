@@ -1,4 +1,4 @@
-"""Forks: samples of one prompt, of which one request computes it and the others start from its pages.
+"""Forks: samples of one prompt. One request computes the prompt, the others start from its pages.
 
     parked ──┬─ its leader has computed the prompt ── running: full pages shared, the tail a copy
              ├─ ... without a free page or slot for it ── waiting, like any other request

@@ -147,7 +147,7 @@ def choose_victim(
     always finishes. Cheapest first instead of youngest first: 10 % less time in simulated overload, because far
     fewer tokens are computed twice.
 
-    scarce: the kind of which a unit is needed, if it is not a page of `pool`
+    scarce: the kind that lacks a unit, if it is not `pool`
     """
     able = [r for r in running if r.num_in_flight == 0]
     able = [r for r in able if (scarce.room.num_own(r) if scarce else _frees_a_page(r, pool))]
