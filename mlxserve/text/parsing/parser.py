@@ -9,7 +9,7 @@ input is cut into pieces.
 from __future__ import annotations
 
 import re
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from typing import NamedTuple
 
 from mlxserve.text.parsing.markup import Markup, Part
@@ -170,16 +170,17 @@ class TurnParser:
     # ---- calls inside thinking
 
     def _wait_for_end(self, text: str) -> Generator[Event, None, str | None]:
-        """Hold back what begins as a call inside thinking: if thinking ends, it was a thought.
+        """Hold back what begins as a call inside thinking: it was a thought if text follows.
 
-        Models also start a call without closing their thinking, and then end their answer.
+        Models also start a call without closing their thinking, or close it after the call, and
+        then end their answer.
         """
         assert self._markup.thinking is not None
         end = self._markup.thinking[1]
-        begin = max(len(self._held) - len(end), 0)
+        begin = max(len(self._held.rstrip()) - len(end), 0)
         self._held += text
         at = self._held.find(end, begin)
-        if at < 0:
+        if at < 0 or not self._held[at + len(end) :].strip():
             return None
         thought, rest = self._held[:at], self._held[at:]
         self._held, self._is_in_doubt = "", False
@@ -187,19 +188,25 @@ class TurnParser:
         return rest
 
     def _settle_doubt(self) -> Iterator[Event]:
-        """Resolve a call in thinking that did not end: it was meant if it can be read."""
-        held, self._held, self._is_in_doubt = self._held, "", False
-        parser = TurnParser(self._markup, self._turn)
+        """Resolve calls in thinking that no text follows: they were meant if they can be read.
+
+        Between calls that were meant there is no text.
+        """
+        assert self._markup.thinking is not None
+        thought, end, _ = self._held.partition(self._markup.thinking[1])
+        self._held, self._is_in_doubt = "", False
+        parser, num_calls = TurnParser(self._markup, self._turn), self._numbers.count
         parser._numbers, parser._shown = self._numbers, self._shown
-        events = [*parser.push(held), *parser.finish()]
-        first = next((n for n, e in enumerate(events) if isinstance(e, ToolCallDelta)), None)
-        if first is None:
-            yield from self._show(held)
+        events = [*parser.push(thought), *parser.finish()]
+        places = [at for at, event in enumerate(events) if isinstance(event, ToolCallDelta)]
+        if not places or (end and _text_of(events[places[0] : places[-1]]).strip()):
+            self._numbers.count = num_calls
+            yield from self._show(thought)
             return
-        thought = [e.text for e in events[:first] if not isinstance(e, ToolCallDelta)]
-        yield from self._show("".join(thought))
+        after = events[places[0] :]
+        yield from self._show(_text_of(events if end else events[: places[0]]))
         self._enter(Part.TEXT)
-        yield from events[first:]
+        yield from (e for e in after if not end or isinstance(e, ToolCallDelta))
         self.is_over = parser.is_over
 
     # ---- calls
@@ -348,3 +355,7 @@ class TurnParser:
         _, new_line, line = text.rpartition("\n")
         is_odd = line.count("`") % 2 == 1
         self._is_quoted = is_odd if new_line else is_odd != self._is_quoted
+
+
+def _text_of(events: Sequence[Event]) -> str:
+    return "".join(event.text for event in events if not isinstance(event, ToolCallDelta))

@@ -137,6 +137,14 @@ ANSWERS: list[tuple[str, str, str, str, list[tuple[str, Any]]]] = [
     ),
     ("json_tools", f"<think>Not <tool_call> but {CALL}", "", "Not <tool_call> but", LOOK),
     ("json_tools", f"<think>I look. {CALL}\n\nDone.", "Done.", "I look.", LOOK),
+    # ---- a call in thinking that nothing follows was meant
+    ("json_tools", f"<think>I look.\n{CALL}\n</think>\n", "", "I look.", LOOK),
+    ("json_tools", f"<think>I look. {CALL} Then I wait.</think>", "", "I look. Then I wait.", LOOK),
+    ("json_tools", f"<think>{CALL}{OTHER}</think>\n\n", "", "", [*LOOK, ("find", {"n": 1})]),
+    ("json_tools", f"<think>{CALL} or {OTHER}</think>", "", f"{CALL} or {OTHER}", []),
+    ("json_tools", f"<think>{CALL}</think>\n\nNo.", "No.", CALL, []),
+    ("json_tools", f"<think>Or {CALL}</think>\n{OTHER}", "", f"Or {CALL}", [("find", {"n": 1})]),
+    ("json_tools", "<think>Hm <tool_call> hm</think>\n", "", "Hm <tool_call> hm", []),
     # ---- calls
     (
         "json_tools",
