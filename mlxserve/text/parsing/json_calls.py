@@ -65,7 +65,7 @@ class JsonSyntax(CallSyntax):
             return None
         if (yield from cursor.accepts("}")):
             return None
-        if char != '"':
+        if char not in "\"'":
             raise Malformed
         key = _string((yield from read_value(cursor)))
         yield from cursor.skip()

@@ -9,11 +9,11 @@ import re
 from mlxserve.text.parsing.cursor import BLANKS, Malformed, Reading
 from mlxserve.text.parsing.formats import NAME_CHARS
 from mlxserve.text.parsing.json_calls import read_value
+from mlxserve.text.parsing.json_text import WORDS
 from mlxserve.text.parsing.syntax import CallSyntax
 from mlxserve.text.parsing.values import json_value, object_json, quoted, value_json
 
 _CLOSERS = {"[": "]", "(": ")", "{": "}"}
-_WORDS = {"True": "true", "False": "false", "None": "null"}
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "\n": ""}
 _QUOTE = '"'
 _PADDED = re.compile(r"(-?)0++(\d*+)")  # a whole number that begins with zeros
@@ -75,7 +75,7 @@ class PythonSyntax(CallSyntax):
         if char in _CLOSERS:
             return (yield from self._read_items(_CLOSERS[char]))
         word = (yield from self._read_word()).strip()
-        return _WORDS.get(word) or _number(word)
+        return WORDS.get(word) or _number(word)
 
     def _read_items(self, closer: str) -> Reading[str]:
         """A list, a tuple, a dictionary or a set; JSON has lists and objects."""
@@ -218,7 +218,7 @@ class ObjectSyntax(CallSyntax):
                 raise Malformed
             pieces.append(self.cursor.take(1))
         text = "".join(pieces).strip()
-        return _WORDS.get(text) or value_json(text, frozenset())
+        return WORDS.get(text) or value_json(text, frozenset())
 
 
 def _number(word: str) -> str:

@@ -11,8 +11,9 @@ import pytest
 
 from mlxserve.text.format_choice import recognise
 from mlxserve.text.parsing.formats import FORMATS
+from mlxserve.text.parsing.json_text import repaired_json
 from mlxserve.text.parsing.turn import AssistantTurn
-from mlxserve.text.parsing.values import arguments_object
+from mlxserve.text.parsing.values import arguments_object, json_value
 from tests.text.parsing.answers import ROWS, markup, parse, parse_in_pieces, tool
 
 CALLED = [("look", {"at": "ü", "n": 2})]
@@ -422,6 +423,23 @@ ANSWERS: list[tuple[str, str, str, str, list[tuple[str, Any]]]] = [
         [("bash", {"command": "python -c \"f(x, s='\\,'))\"\nls"}), ("rest", {})],
     ),
     ("gemma4", "I call: you. call:nobody{a:1}", "I call: you. call:nobody{a:1}", "", []),
+    # ---- JSON in Python's words
+    *(
+        (name, written, "", "", [("typed", {"either": "it's", "flag": True, "maybe": None})])
+        for arguments in ["{'either': 'it's', 'flag': True, 'maybe': None,}"]
+        for name, written in [
+            (
+                "json_tools",
+                f"<tool_call>{{'name': 'typed', 'arguments': {arguments},}}</tool_call>",
+            ),
+            ("pythonic", f"[{{'name': 'typed', 'arguments': {arguments}}},]"),
+            ("mistral", f"[TOOL_CALLS]typed[ARGS]{arguments}"),
+            ("mistral_list", f"[TOOL_CALLS][{{'name': 'typed', 'arguments': {arguments}}}]"),
+            ("apertus", f"<|tools_prefix|>[{{'typed': {arguments}}}]<|tools_suffix|>"),
+            ("harmony", harmony("commentary to=functions.typed json", arguments)),
+            ("llama3", f'{{"name": "typed", "parameters": {arguments}}}'),
+        ]
+    ),
     # ---- Llama 3: without a marker
     (
         "llama3",
@@ -554,6 +572,22 @@ def test_what_was_cut_off_is_shown() -> None:
         assert found.calls == [], name
         assert text.endswith(found.text), name
         assert len(found.text) > 2, name
+
+
+def test_json_is_repaired_where_it_has_other_words_for_the_same() -> None:
+    for written, value in [
+        ('{"a": [1, 2, ], }', {"a": [1, 2]}),
+        ("""{'q': 'say "x" \\'y\\'\nz'}""", {"q": "say \"x\" 'y'\nz"}),
+        ("{'a': ['x' , 'y' ,] , 'b': {'c': None , 'd': False} }", None),
+        ('{"x": "True, None, \'y\', ]"}', {"x": "True, None, 'y', ]"}),
+        ('{"a": "don\\\'t"}', {"a": "don't"}),
+        ('{"a": 1e5, "b": -2.5}', {"a": 1e5, "b": -2.5}),
+    ]:
+        value = value or {"a": ["x", "y"], "b": {"c": None, "d": False}}
+        assert json.loads(repaired_json(written)) == value, written
+    for kept in ('{"a": NaN}', '{"a": 1 2}', '{"a": yes}', "{'a': 'b'", '{"a": [1,', "{a: 1}"):
+        with pytest.raises(ValueError, match="column|NaN"):
+            json_value(repaired_json(kept))
 
 
 def test_numbers_keep_all_their_digits() -> None:
