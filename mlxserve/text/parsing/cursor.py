@@ -8,7 +8,7 @@ written as if the whole text were there, and reads it in pieces of any size alik
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from typing import TypeAlias, TypeVar
 
 from mlxserve.text.parsing.overlap import overlap
@@ -133,6 +133,29 @@ class Cursor:
                 self.take(len(marker))
                 return "".join(pieces), marker
             yield from self.wait()
+
+    def extent(self, *markers: str, is_end: Callable[[str], Reading[bool | None]]) -> Reading[str]:
+        """Take a value, which may hold its own closing marker, and that marker.
+
+        is_end: called after each of the markers; True if the value ends with it, None if the value
+            ends with the first such marker unless another one turns out to be its end
+        """
+        pieces: list[str] = []
+        likely: tuple[int, int] | None = None  # number of pieces, place
+        try:
+            while True:
+                pieces += yield from self.until(*filter(None, markers))
+                is_last = yield from is_end(pieces[-1])
+                if is_last:
+                    break
+                if is_last is None and likely is None:
+                    likely = len(pieces), self.num_taken
+        except Cut:
+            if likely is None:
+                raise
+            del pieces[likely[0] :]
+            self.rewind(likely[1])
+        return "".join(pieces[:-1])
 
     def word(self, chars: str | frozenset[str]) -> Reading[str]:
         """Take the longest run of these characters."""

@@ -48,20 +48,21 @@ class ElementSyntax(CallSyntax):
         cursor = self.cursor
         yield from cursor.skip()
         ends = (self._key.begun, "{", *self.row.ends, *self.row.starts)
-        name = (yield from self._head.read(cursor, *ends))["name"]
+        fields = yield from self._head.read(cursor, *ends)
+        name = fields["name"]
         self.check(name)
         schema = schema_of(self.tools, name)
         arguments: dict[str, str] = {}
-        while not (yield from self._is_closed()):
+        while not fields["closed"] and not (yield from self._is_closed()):
             if (yield from cursor.sees("{" if not self.row.block[0] else self.row.block[0])):
                 yield from self._read_block(name)
                 return
-            fields = yield from self._key.read(cursor)
-            key = _attribute(fields["key"].strip())
-            kind = fields.get("string") or fields.get("type")
+            said = yield from self._key.read(cursor)
+            key = _attribute(said["key"].strip())
+            kind = said.get("string") or said.get("type")
             is_text = None if kind is None else kind in ("true", "string")
             siblings = properties_of(schema).keys() - arguments.keys() - {key}
-            text = yield from self._read_text(siblings)
+            text = "" if said["closed"] else (yield from self._read_text(siblings))
             arguments[key] = value_json(
                 text, kinds_of(properties_of(schema).get(key)), is_text=is_text
             )
@@ -101,28 +102,19 @@ class ElementSyntax(CallSyntax):
             end = f"{_CDATA[1]}{end}"
         sibling = f"\n{self._key.begun}" if self._is_padded else ""
         openers = [f"{key}{self._key.tail}" for key in siblings]
-        pieces: list[str] = []
-        likely: tuple[int, int] | None = None  # of an end: number of pieces, place
-        try:
-            while True:
-                pieces += yield from cursor.until(*filter(None, (end, self._opener, sibling)))
-                if pieces[-1] == end:
-                    is_last = yield from self._ends_value()
-                    if is_last:
-                        break
-                    if is_last is None and likely is None:
-                        likely = len(pieces), cursor.num_taken
-                elif pieces[-1] == sibling and (yield from cursor.sees_any(openers)):
-                    cursor.rewind(cursor.num_taken - len(sibling))
-                    break
-                elif pieces[-1] == self._opener and (yield from self._sees_call()):
-                    raise Malformed
-        except Cut:
-            if likely is None:
-                raise
-            del pieces[likely[0] :]
-            cursor.rewind(likely[1])
-        return self._unpadded("".join(pieces[:-1]))
+
+        def is_end(marker: str) -> Reading[bool | None]:
+            if marker == end:
+                return (yield from self._ends_value())
+            if marker == self._opener and (yield from self._sees_call()):
+                raise Malformed
+            if marker != sibling or not (yield from cursor.sees_any(openers)):
+                return False
+            cursor.rewind(cursor.num_taken - len(sibling))
+            return True
+
+        text = yield from cursor.extent(end, self._opener, sibling, is_end=is_end)
+        return self._unpadded(text)
 
     def _unpadded(self, text: str) -> str:
         if self._is_padded:
@@ -190,17 +182,22 @@ class _Head:
         self._pattern = re.compile(f"{first}{f'(?:{others})?' if others else ''}{fixed[-1]}")
 
     def read(self, cursor: Cursor, *ends: str) -> Reading[dict[str, str]]:
-        """Read the fields of the markup. Without a tail it ends before one of `ends`."""
+        """Read the fields of the markup; `closed` if it is an empty element.
+
+        Without a tail it ends before one of `ends`.
+        """
         if self.begun and not (yield from cursor.sees(self.begun)):
             raise Malformed
+        closed = ""
         if self.tail:
-            text, _ = yield from cursor.until(self.tail, max_length=_LONGEST_HEAD)
+            text, tail = yield from cursor.until(*_tails(self.tail), max_length=_LONGEST_HEAD)
+            closed = tail if tail != self.tail else ""
         else:
             text = yield from self._before(cursor, ends)
         match = self._pattern.fullmatch(text.rstrip())
         if match is None:
             raise Malformed
-        return match.groupdict()
+        return {**match.groupdict(), "closed": closed}
 
     @staticmethod
     def _before(cursor: Cursor, ends: Sequence[str]) -> Reading[str]:
@@ -215,6 +212,12 @@ class _Head:
                 break
             text += cursor.take(1)
         raise Malformed
+
+
+def _tails(tail: str) -> tuple[str, ...]:
+    """Return the end of an opening tag, and that of an empty element: `"/>`."""
+    begun = tail.removesuffix(">")
+    return (tail,) if begun == tail else (tail, f"{begun}/>", f"{begun} />")
 
 
 def _pattern(markup: str) -> str:
@@ -234,10 +237,12 @@ class TagSyntax(CallSyntax):
         yield from cursor.skip()
         yield from cursor.accepts(mark)
         yield from cursor.expect('<invoke name="')
-        name, _ = yield from cursor.until('">', max_length=_LONGEST_HEAD)
+        tails = _tails('">')
+        name, tail = yield from cursor.until(*tails, max_length=_LONGEST_HEAD)
         self.check(name)
         schema = schema_of(self.tools, name)
-        members = yield from self._read_members(schema, "invoke")
+        is_empty = tail != tails[0]
+        members = [] if is_empty else (yield from self._read_members(schema, "invoke"))
         yield from self.emit(name, object_json(dict(members)))
 
     def _read_members(self, schema: Any, parent: str) -> Reading[list[tuple[str, str]]]:
@@ -255,24 +260,50 @@ class TagSyntax(CallSyntax):
                 raise Malformed
             items = schema.get("items") if isinstance(schema, dict) else None
             part = items if kinds_of(schema) == {"array"} else properties_of(schema).get(key)
-            members.append((key, (yield from self._read_value(key, part))))
+            members.append((key, (yield from self._read_value(key, parent, part))))
 
-    def _read_value(self, key: str, schema: Any) -> Reading[str]:
+    def _read_value(self, key: str, parent: str, schema: Any) -> Reading[str]:
         cursor, kinds = self.cursor, kinds_of(schema)
-        text, _ = yield from cursor.until(self.row.quote)
-        # The marker before the end was forgotten.
-        if text.endswith(f"</{key}>"):
-            return value_json(text.removesuffix(f"</{key}>"), kinds)
-        if (yield from cursor.accepts(f"</{key}>")):
-            is_empty = not text.strip() and kinds and "string" not in kinds
-            nothing = "[]" if "array" in kinds else "{}" if "object" in kinds else "null"
-            return nothing if is_empty else value_json(text, kinds)
-        if text.strip():
-            raise Malformed
-        members = yield from self._read_members(schema, key)
-        if "array" in kinds or all(tag == "item" for tag, _ in members):
-            return f"[{', '.join(value for _, value in members)}]"
-        return object_json(dict(members))
+        if kinds != {"string"} and (yield from self._sees_tag()):
+            members = yield from self._read_members(schema, key)
+            if "array" in kinds or all(tag == "item" for tag, _ in members):
+                return f"[{', '.join(value for _, value in members)}]"
+            return object_json(dict(members))
+
+        def is_end(_: str) -> Reading[bool | None]:
+            return (yield from self._ends_tag(parent))
+
+        # The mark before the end is forgotten at times.
+        end = f"</{key}>"
+        text = yield from cursor.extent(f"{self.row.quote}{end}", end, is_end=is_end)
+        if text.strip() or not kinds or "string" in kinds:
+            return value_json(text, kinds)
+        return "[]" if "array" in kinds else "{}" if "object" in kinds else "null"
+
+    def _sees_tag(self) -> Reading[bool]:
+        """True if a tag comes next, and no text before it."""
+        at, _ = yield from self.cursor.ahead(0)
+        if not (yield from self.cursor.sees(f"{self.row.quote}<", at)):
+            return False
+        return (yield from self.cursor.char(at + len(self.row.quote) + 1)) != "/"
+
+    def _ends_tag(self, parent: str) -> Reading[bool | None]:
+        """True if the tag just closed ends before another or its parent's end; None if text follows that."""
+        cursor, mark = self.cursor, self.row.quote
+        if (yield from self._sees_tag()):
+            return True
+        at, _ = yield from cursor.ahead(0)
+        at += len(mark) if (yield from cursor.sees(mark, at)) else 0
+        if not (yield from cursor.sees(f"</{parent}>", at)):
+            return False
+        if parent != "invoke":
+            return True
+        try:
+            at, _ = yield from cursor.ahead(at + len("</invoke>"))
+        except Cut:
+            return True
+        others = (*self.row.ends, *self.row.starts, f"{mark}<invoke")
+        return (yield from cursor.sees_any(others, at)) or None
 
     def may_follow(self) -> Reading[bool]:
         return (yield from self.cursor.sees(f'{self.row.quote}<invoke name="'))

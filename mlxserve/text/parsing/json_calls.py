@@ -50,7 +50,8 @@ class JsonSyntax(CallSyntax):
         yield from self.cursor.expect("{")
         while (key := (yield from self._read_key())) is not None:
             yield from self._read_member(key)
-        if not self._name:
+        # An answer that speaks of a tool by its name is no call.
+        if not self._name or (self.is_guess and self._arguments is None):
             raise Malformed
         if not self._is_streamed:
             yield from self.emit(self._name, self._arguments or "{}", self._id)
@@ -102,7 +103,7 @@ class JsonSyntax(CallSyntax):
             self.check(self._name or "")
         elif key in _IDS:
             self._id = _string(text)
-        elif self.is_guess and key not in _OTHERS:
+        elif self.is_guess and (key not in _OTHERS or key == "description"):
             raise Malformed
 
 

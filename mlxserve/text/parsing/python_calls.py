@@ -174,12 +174,7 @@ class ObjectSyntax(CallSyntax):
         char = yield from cursor.char()
         if (yield from cursor.accepts(quote)):
             begins = [f"{start}call:" for start in self.row.starts]
-            pieces = [*(yield from cursor.until(quote, *begins))]
-            while pieces[-1] == quote and (yield from cursor.ahead(0))[1] not in ",}]":
-                pieces += yield from cursor.until(quote, *begins)
-            if pieces[-1] != quote:
-                raise Malformed
-            return quoted("".join(pieces[:-1]))
+            return quoted((yield from cursor.extent(quote, *begins, is_end=self._is_end)))
         if char == '"':
             return (yield from read_value(cursor))
         if char not in "{[":
@@ -197,6 +192,12 @@ class ObjectSyntax(CallSyntax):
             if not (yield from cursor.accepts(",")) and not (yield from cursor.sees(closer)):
                 raise Malformed
         return f"[{', '.join(items.values())}]" if char == "[" else object_json(items)
+
+    def _is_end(self, marker: str) -> Reading[bool | None]:
+        """True if a quote ends its text. Raises Malformed where another call begins."""
+        if marker != self.row.quote:
+            raise Malformed
+        return (yield from self.cursor.ahead(0))[1] in ",}]"
 
     def _read_key(self) -> Reading[str]:
         if (yield from self.cursor.sees('"')):

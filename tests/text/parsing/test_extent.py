@@ -22,8 +22,9 @@ VALUES = [
     "one {0} two {0} three",
     "line\n{}",
 ]
-# The other values are in markup too, or in quotes that no text of theirs can hold.
-NAMES = [row.name for row in FORMATS if row.syntax in (Syntax.ELEMENTS, Syntax.OBJECT)]
+# The other values are in JSON or in Python's quotes, which escape.
+MARKED = (Syntax.ELEMENTS, Syntax.OBJECT, Syntax.TAGS)
+NAMES = [row.name for row in FORMATS if row.syntax in MARKED]
 
 
 def markers_of(name: str) -> list[str]:
@@ -31,6 +32,9 @@ def markers_of(name: str) -> list[str]:
     row = ROWS[name]
     if row.syntax is Syntax.OBJECT:
         return [row.quote]
+    if row.syntax is Syntax.TAGS:
+        ends = (f"{mark}</{tag}>" for tag in ("content", "invoke") for mark in ("", row.quote))
+        return [row.quote, *ends, *row.ends, f"{row.quote}<item>"]
     pieces = re.split(r"\$\w+", f"{row.call}$_{row.parameter}")
     closers = [piece.strip() for piece in pieces if "/" in piece or "close" in piece]
     return sorted({marker for marker in (*closers, *row.ends) if marker.startswith("<")})
@@ -49,7 +53,7 @@ def test_a_value_that_holds_a_marker_is_read_as_it_was_written(name: str) -> Non
         for shape in VALUES:
             for others in ({}, {"more": 3}):
                 value = shape.format(marker)
-                if ROWS[name].quote and f"{ROWS[name].quote}," in f"{value},":
+                if ROWS[name].syntax is Syntax.OBJECT and f"{ROWS[name].quote}," in f"{value},":
                     continue  # such a value is written in other quotes
                 text = f"Yes. {written(name, value, others)}" if not ROWS[name].channels else ""
                 text = text or written(name, value, others)
@@ -88,6 +92,45 @@ def test_a_key_holds_no_markup() -> None:
     )
     found = parse_in_pieces(text, markup("glm45"))
     assert (found.calls, found.text) == ([], text)
+
+
+DSML = "<｜DSML｜tool_calls>\n{}\n</｜DSML｜tool_calls>"
+M2, M3 = (
+    "<minimax:tool_call>{}</minimax:tool_call>",
+    "]<]minimax[>[<tool_call>{}]<]minimax[>[</tool_call>",
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "arguments"),
+    [
+        ("deepseek_v4", DSML.format('<｜DSML｜invoke name="rest"/>'), {}),
+        ("deepseek_v4", DSML.format('<｜DSML｜invoke name="rest" />'), {}),
+        ("minimax_m2", M2.format('<invoke name="rest"/>'), {}),
+        (
+            "minimax_m2",
+            M2.format('<invoke name="rest"><parameter name="at"/></invoke>'),
+            {"at": ""},
+        ),
+        ("minimax_m3", M3.format(']<]minimax[>[<invoke name="rest"/>'), {}),
+        ("qwen3_coder", "<tool_call>\n<function=rest/>\n</tool_call>", {}),
+        ("minicpm5", '<function name="rest"/>', {}),
+    ],
+)
+def test_an_empty_element_is_a_call_without_arguments(
+    name: str, text: str, arguments: dict[str, str]
+) -> None:
+    found = parse_in_pieces(f"{text}\nDone.", markup(name))
+    assert (found.calls, found.text) == ([("rest", arguments)], "Done.")
+
+
+def test_a_bare_object_that_speaks_of_a_tool_is_no_call() -> None:
+    for text in (
+        '{"name": "look"}',
+        '{"name": "look", "description": "Looks.", "parameters": {"type": "object"}}',
+        '[{"name": "look", "type": "function"}]',
+    ):
+        assert parse_in_pieces(text, markup("llama3")).text == text
 
 
 def test_text_after_a_call_that_no_section_closes_is_kept() -> None:

@@ -586,7 +586,7 @@ def test_json_is_repaired_where_it_has_other_words_for_the_same() -> None:
         value = value or {"a": ["x", "y"], "b": {"c": None, "d": False}}
         assert json.loads(repaired_json(written)) == value, written
     for kept in ('{"a": NaN}', '{"a": 1 2}', '{"a": yes}', "{'a': 'b'", '{"a": [1,', "{a: 1}"):
-        with pytest.raises(ValueError, match="column|NaN"):
+        with pytest.raises(ValueError, match=r"column|NaN"):
             json_value(repaired_json(kept))
 
 
