@@ -30,6 +30,7 @@ class AgentTarget:
     """The server and the model to use. `url` has no path.
 
     effort: the one to ask for, where the model does not know the agents' own default
+    sees: the model reads images
     """
 
     url: str
@@ -37,6 +38,7 @@ class AgentTarget:
     context: int
     key: str | None = None
     effort: str | None = None
+    sees: bool = False
 
 
 def agent_effort(efforts: Sequence[str]) -> str | None:
@@ -203,6 +205,9 @@ def _codex_provider(target: AgentTarget) -> dict[str, str]:
 def _opencode(target: AgentTarget) -> dict[str, Any]:
     limit = {"context": target.context, "output": min(MAX_OUTPUT, target.context)}
     options = {"options": {"reasoningEffort": target.effort}} if target.effort else {}
+    # It keeps images from a model that it does not know.
+    seeing = {"modalities": {"input": ["text", "image"], "output": ["text"]}} if target.sees else {}
+    model = {"name": target.model, "limit": limit, **options, **seeing}
     return {
         "$schema": "https://opencode.ai/config.json",
         "model": f"mlxserve/{target.model}",
@@ -214,7 +219,7 @@ def _opencode(target: AgentTarget) -> dict[str, Any]:
                     "baseURL": f"{target.url}/v1",
                     "apiKey": f"{{env:{KEY_VARIABLE}}}" if target.key else NO_KEY,
                 },
-                "models": {target.model: {"name": target.model, "limit": limit, **options}},
+                "models": {target.model: model},
             }
         },
     }

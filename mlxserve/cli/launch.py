@@ -96,7 +96,8 @@ def _target(url: str | None, model: str | None) -> AgentTarget:
             to=sys.stderr,
         )
     effort = agent_effort(card.get("thinking", {}).get("efforts", ()))
-    return AgentTarget(url, model, context, key_for(url), effort)
+    sees = "vision" in card.get("capabilities", ())
+    return AgentTarget(url, model, context, key_for(url), effort, sees)
 
 
 def _start(agent: Agent, session: AgentSession, command: tuple[str, ...]) -> None:

@@ -54,6 +54,7 @@ class TemplateCaps:
     bare_tools: tools without a description
     loose_types: tools whose parameters have several types, or none; some templates recurse without
         end
+    images: an image in a user's message
     result_images: an image in a tool's result; True if the template shows no images at all
     calls, results: earlier calls and the results of tools are in the prompt
     answer_first: an assistant's message before the first user's
@@ -79,6 +80,7 @@ class TemplateCaps:
     text_and_reasoning: bool = True
     late_results: bool = True
     orphan_results: bool = True
+    images: bool = True
     result_images: bool = True
     bare_tools: bool = True
     loose_types: bool = True
@@ -176,6 +178,7 @@ def find_abilities(render_each: RenderEach, literals: Mapping[str, Sequence[str]
         name: _holds(texts[name], marks) for name, (_, marks) in _PLAIN.items()
     }
     plain.pop("base")
+    plain["images"] = _shows_image(texts["image"], texts["no image"], "zqa")
     with_calls = _abilities_of_calls(texts)
     if texts["object.tools"] is not None and texts["object.alone"] is None:
         plain["without_user"] = False

@@ -8,9 +8,6 @@ It comes from npm, beside the agents:
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +15,11 @@ import pytest
 
 from mlxserve.api.ollama_models import OLLAMA_VERSION
 from tests.clients.agent_server import agent_server, call, num_results
+from tests.clients.node_packages import package_folder, run_node
 from tests.text.template_rules import GUARDS
 
 pytestmark = pytest.mark.clients
 
-SECONDS = 60
 SCRIPT = """
 const { Ollama } = require("ollama");
 const client = new Ollama({ host: process.argv[1] });
@@ -67,16 +64,6 @@ main();
 """
 
 
-def packages() -> str:
-    """Where npm has put its packages: beside the programs on the PATH, or for all of the machine."""
-    folders = [Path(entry).parent for entry in os.environ["PATH"].split(os.pathsep)]
-    found = [folder for folder in folders if (folder / "ollama").is_dir()]
-    if found:
-        return str(found[0])
-    asked = subprocess.run(["npm", "root", "--global"], capture_output=True, text=True, check=True)
-    return asked.stdout.strip()
-
-
 @pytest.mark.parametrize("rule", GUARDS)
 def test_the_package_lists_chats_calls_and_is_refused(rule: str, tmp_path: Path) -> None:
     def answer(prompt: str) -> str:
@@ -85,16 +72,9 @@ def test_the_package_lists_chats_calls_and_is_refused(rule: str, tmp_path: Path)
         return "Yes, there is rain." if num_results(prompt) else call("weather", city="Rome")
 
     with agent_server(tmp_path, rule, answer) as server:
-        ended = subprocess.run(
-            ["node", "-e", SCRIPT, server.url],
-            env={**os.environ, "NODE_PATH": packages()},
-            capture_output=True,
-            text=True,
-            timeout=SECONDS,
-            check=False,
+        said: dict[str, Any] = run_node(
+            ["-e", SCRIPT, server.url], {"NODE_PATH": str(package_folder("ollama"))}
         )
-        assert ended.returncode == 0, ended.stderr[-2_000:]
-    said: dict[str, Any] = json.loads(ended.stdout)
     assert said["listed"] == ["local:latest"]
     assert {"completion", "tools"} <= {*said["shown"]}
     assert said["version"] == OLLAMA_VERSION
