@@ -10,7 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
-from mlxserve.text.guidance.families import RULES, call_rule, lark_exactly, lark_marked, lark_text
+from mlxserve.text.guidance.families import (
+    call_rule,
+    lark_exactly,
+    lark_marked,
+    lark_text,
+    text_rules,
+)
 from mlxserve.text.guidance.structures import check_schema
 from mlxserve.text.parsing.markup import Markup
 
@@ -37,7 +43,7 @@ def call_grammar(
     if otherwise:
         top = f"{top} | {otherwise}"
     calls = " | ".join(f"call{number}" for number in range(len(tools)))
-    return "\n".join([f"start: {top}", f"call: {calls}", *rules, *RULES])
+    return "\n".join([f"start: {top}", f"call: {calls}", *rules, *text_rules(row)])
 
 
 def _rule(markup: Markup, number: int, function: Mapping[str, Any]) -> str:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 from mlxserve.text.guidance.structures import json_text
-from mlxserve.text.parsing.formats import FORMATS, NAME, CallFormat, Syntax
+from mlxserve.text.parsing.formats import NAME, CallFormat, Syntax
 from mlxserve.text.parsing.markup import Markup
 from mlxserve.text.parsing.values import kinds_of
 from mlxserve.text.parsing.writing import escape
@@ -20,6 +20,7 @@ Schema: TypeAlias = Mapping[str, Any]
 
 _ANY = "/(?s:.*)/"
 _CDATA = "]]></param>"
+_TEXT = "text"  # name of the rule of a free text
 # What a name of an argument may be, where the format has no way to quote it.
 _KEYS = {
     Syntax.ELEMENTS: r'[^\s<>"][^<>"\n]*(?<!\s)',
@@ -29,21 +30,14 @@ _KEYS = {
 }
 
 
-def _text_end(row: CallFormat) -> str:
-    """Return the marker that ends a raw text."""
-    return row.parameter.partition("$value")[2].rstrip("\n") or row.quote
-
-
-# Free text up to a marker that is not a single token: the name of its rule.
-_TEXTS = {
-    end: f"text{number}"
-    for number, end in enumerate(dict.fromkeys([*map(_text_end, FORMATS), _CDATA]))
-    if end
-}
-RULES = (
-    *(f"{name}[suffix={json.dumps(end)}]: {_ANY}" for end, name in _TEXTS.items()),
-    r"UNMARKED: /[^<&\n]*/",
-)
+def text_rules(row: CallFormat) -> Iterator[str]:
+    """Yield the rules of free text up to a marker, which may be no single token."""
+    end = row.parameter.partition("$value")[2].rstrip("\n") or row.quote
+    if end:
+        yield f"{_TEXT}[suffix={json.dumps(end)}]: {_ANY}"
+    if row.is_cdata:
+        yield f"cdata[suffix={json.dumps(_CDATA)}]: {_ANY}"
+        yield r"UNMARKED: /[^<&\n]*/"
 
 
 def lark_text(text: str) -> str:
@@ -121,7 +115,7 @@ def _parameter(markup: Markup, row: CallFormat, key: str, schema: Schema) -> str
         _text(markup, schema, core) if is_text else f"{_json(schema)} {lark_exactly(markup, core)}"
     )
     if row.is_cdata and is_text and _choices(schema) is None:
-        value = f'(UNMARKED {lark_text(core)} | "<![CDATA[" {_TEXTS[_CDATA]})'
+        value = f'(UNMARKED {lark_text(core)} | "<![CDATA[" cdata)'
     return f"{lark_exactly(markup, before)} {value} {blanks}"
 
 
@@ -143,7 +137,7 @@ def _text(markup: Markup, schema: Schema, end: str) -> str:
     marked = lark_marked(markup, end.strip("\n"))
     if marked.startswith("<["):
         return f"{_ANY} {marked}"
-    return _TEXTS[end]
+    return _TEXT
 
 
 def _object(markup: Markup, row: CallFormat, schema: Schema) -> str:
