@@ -9,16 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, PlainValidator, model_validator
 
-from mlxserve.api.bodies.fields import MAX_NAME_LENGTH
+from mlxserve.api.bodies.fields import MAX_NAME_LENGTH, stop_strings
 from mlxserve.api.bodies.generation import MaxTokens, SamplingFields
 from mlxserve.api.bodies.messages import MAX_MESSAGES
 from mlxserve.api.bodies.prompt_source import PromptSource
 from mlxserve.api.bodies.request_body import KindedModel, NotYet, StrictModel
+from mlxserve.api.bodies.spellings import anthropic_tool
 from mlxserve.api.bodies.structured import OutputFormat
-from mlxserve.api.bodies.thinking import Effort, ThinkingFields, ThinkingOptions
-from mlxserve.api.bodies.tools import ChosenTools, Name, definition_of, turn_of
+from mlxserve.api.bodies.thinking import Effort, ThinkingFields, ThinkingOptions, thinking_options
+from mlxserve.api.bodies.tools import Name, ToolChoiceField, definition_of, turn_of
 from mlxserve.api.model_names import ModelNames
 from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.images.sources import data_url
@@ -36,7 +37,7 @@ from mlxserve.text.conversation import (
     Unreadable,
     arguments_text,
 )
-from mlxserve.text.parsing.turn import AssistantTurn, ToolChoice
+from mlxserve.text.parsing.turn import AssistantTurn
 from mlxserve.text.signature import signed_thinking
 
 MAX_BLOCKS = 1_000
@@ -64,12 +65,12 @@ class ContentBlock(KindedModel):
     """A block of any kind, which has some of the fields. Unknown kinds keep only their type."""
 
     NEEDS: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "text": ("text",),
+        "text": (),
         "image": (),
-        "document": ("source",),
-        "thinking": ("thinking",),
-        "tool_use": ("id", "name", "input"),
-        "tool_result": ("tool_use_id",),
+        "document": (),
+        "thinking": (),
+        "tool_use": ("name",),
+        "tool_result": (),
     }
 
     text: str | None = None
@@ -135,7 +136,7 @@ def _parts(blocks: Sequence[ContentBlock], where: str) -> list[Part]:
 
 class AnthropicMessage(StrictModel):
     role: Literal["user", "assistant", "system"]
-    content: _Blocks
+    content: _Blocks = Field(default_factory=list)
 
     @model_validator(mode="after")
     def _blocks_fit_the_role(self) -> Self:
@@ -174,46 +175,37 @@ class AnthropicMessage(StrictModel):
 
 
 class AnthropicTool(StrictModel):
-    """A tool run by the client. Anthropic's server tools, which have no schema, are left out."""
+    """A tool run by the client. Anthropic's server tools, which have a type and no schema, are left out."""
 
-    name: Name
-    type: str | None = None
+    name: Name | None = None
+    type: Annotated[str, Field(max_length=MAX_NAME_LENGTH)] | None = None
     cache_control: object = None
     description: str | None = None
     input_schema: dict[str, Any] | None = None
     strict: bool | None = None  # without effect: arguments always follow the schema
 
-    def definition(self) -> dict[str, Any]:
-        """The tool in OpenAI's format, which chat templates expect."""
-        return definition_of(self.name, self.description, self.input_schema)
-
-
-class AnthropicToolChoice(StrictModel):
-    type: Literal["auto", "any", "tool", "none"]
-    name: str | None = None
-    disable_parallel_tool_use: bool = False
+    @model_validator(mode="before")
+    @classmethod
+    def _with_its_schema(cls, value: Any) -> Any:
+        return anthropic_tool(value)
 
     @model_validator(mode="after")
-    def _names_what_it_forces(self) -> Self:
-        if (self.name is not None) != (self.type == "tool"):
-            raise ValueError('{"type": "tool"} needs a name, and no other type has one')
+    def _has_its_name(self) -> Self:
+        if self.is_callable and self.name is None:
+            raise ValueError("a tool needs a `name`")
         return self
 
-    def chosen(self) -> ChosenTools:
-        names = None if self.name is None else (self.name,)
-        mode = ToolChoice(self.type) if self.type in ("auto", "none") else ToolChoice.REQUIRED
-        return ChosenTools(mode, names, is_one=self.name is not None)
+    @property
+    def is_callable(self) -> bool:
+        return self.input_schema is not None or self.type in (None, "custom", "function")
+
+    def definition(self) -> dict[str, Any]:
+        """The tool in OpenAI's format, which chat templates expect."""
+        return definition_of(self.name or "", self.description, self.input_schema)
 
 
 class AnthropicThinking(ThinkingOptions):
-    type: Literal["enabled", "disabled", "adaptive", "between_tools"]
-    display: Literal["summarized", "omitted"] | None = None
-
-    @model_validator(mode="after")
-    def _has_its_budget(self) -> Self:
-        if (self.budget_tokens is not None) != (self.type == "enabled"):
-            raise ValueError('{"type": "enabled"} needs budget_tokens, and no other type has them')
-        return self
+    display: Annotated[str, Field(max_length=MAX_NAME_LENGTH)] | None = None
 
 
 class OutputConfig(StrictModel):
@@ -225,11 +217,12 @@ class CountTokensRequest(ThinkingFields):
     """The body of `POST /v1/messages/count_tokens`: the fields that become part of the prompt."""
 
     NOT_YET: ClassVar[NotYet] = {
-        "container": (None,),
-        "fallbacks": (None, []),
-        "mcp_servers": (None, []),
-        "output_format": (None,),
+        "container": (),
+        "fallbacks": (),
+        "mcp_servers": (),
+        "output_format": (),
     }
+    IGNORED: ClassVar[NotYet] = {"service_tier": ("auto", "standard_only")}
 
     messages: Annotated[
         list[AnthropicMessage], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)
@@ -238,23 +231,10 @@ class CountTokensRequest(ThinkingFields):
         list[TextBlock], Field(fail_fast=True, max_length=MAX_BLOCKS), BeforeValidator(_as_blocks)
     ] = Field(default_factory=list)
     tools: Annotated[list[AnthropicTool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
-    tool_choice: AnthropicToolChoice | None = None
-    thinking: AnthropicThinking | None = None
+    tool_choice: ToolChoiceField = None
+    thinking: Annotated[AnthropicThinking | None, BeforeValidator(thinking_options)] = None
     output_config: OutputConfig | None = None
     cache_control: object = None
-
-    @field_validator("messages")
-    @classmethod
-    def _ends_where_an_answer_may_begin(
-        cls, messages: list[AnthropicMessage]
-    ) -> list[AnthropicMessage]:
-        last = messages[-1]
-        if last.role == "assistant" and not all(b.type == "text" for b in last.content):
-            raise ValueError(
-                "a final assistant message is continued, so it may only contain text; "
-                "end with a user message"
-            )
-        return messages
 
     def check_model(self, names: ModelNames) -> str | None:
         """Accept any name of Anthropic's models, the only ones its clients know, as the served model."""
@@ -276,12 +256,14 @@ class CountTokensRequest(ThinkingFields):
 
     @property
     def continues(self) -> bool:
-        """True if the last message is the assistant's, which the answer then continues."""
-        return self.messages[-1].role == "assistant"
+        """True if the answer continues the last message: a text of the assistant's, and nothing else."""
+        last = self.messages[-1]
+        is_text = bool(last.content) and all(block.type == "text" for block in last.content)
+        return last.role == "assistant" and is_text
 
     @property
     def unknown_fields(self) -> list[str]:
-        tools = {str(t.type or t.name) for t in self.tools or () if t.input_schema is None}
+        tools = {str(tool.type) for tool in self.tools or () if not tool.is_callable}
         return [*super().unknown_fields, *(f"the tool {kind}" for kind in sorted(tools))]
 
     @property
@@ -305,15 +287,14 @@ class CountTokensRequest(ThinkingFields):
     @property
     def definitions(self) -> list[dict[str, Any]]:
         """The tools as chat templates expect them."""
-        return [tool.definition() for tool in self.tools or () if tool.input_schema is not None]
+        return [tool.definition() for tool in self.tools or () if tool.is_callable]
 
     def turn(self) -> AssistantTurn:
         """The allowed contents of the answer. Raises ApiError 400."""
-        choice = self.tool_choice or AnthropicToolChoice(type="auto")
         return turn_of(
             self.definitions,
-            choice.chosen(),
-            parallel=not choice.disable_parallel_tool_use,
+            self.tool_choice,
+            parallel=None,
             thinking_budget=self.forced_budget,
         )
 
@@ -333,8 +314,7 @@ class MessagesRequest(CountTokensRequest, SamplingFields):
     """The body of `POST /v1/messages`."""
 
     max_tokens: MaxTokens
-    stop_sequences: Annotated[list[str], Field(fail_fast=True)] | None = None
-    service_tier: Literal["auto", "standard_only"] | None = None
+    stop_sequences: Annotated[tuple[str, ...], PlainValidator(stop_strings)] = ()
 
     @model_validator(mode="after")
     def _leaves_room_for_the_answer(self) -> Self:
@@ -347,7 +327,7 @@ class MessagesRequest(CountTokensRequest, SamplingFields):
         """The model's defaults, overridden by the request's fields. Raises ApiError 400."""
         own = {
             "max_tokens": self.max_tokens,
-            "stop": tuple(self.stop_sequences or ()),
+            "stop": self.stop_sequences,
             "structure": self.output_config.format if self.output_config else None,
         }
         return self.sampling_of(defaults, own)

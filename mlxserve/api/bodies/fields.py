@@ -18,7 +18,7 @@ MAX_LOGIT_BIASES = 1_024
 
 
 def stop_strings(value: object) -> object:
-    if value is None:
+    if value is None or value == "":
         return ()
     if isinstance(value, str):
         return (value,)
@@ -64,15 +64,6 @@ def prompts(value: object) -> tuple[Prompt, ...]:
 
 def _is_token_ids(value: list[object]) -> bool:
     return all(type(item) is int and 0 <= item < 2**31 for item in value)
-
-
-def items(value: object) -> object:
-    """Read the items of a response's input; a string is one user message."""
-    if isinstance(value, str):
-        return [{"role": "user", "content": value}]
-    if not isinstance(value, list):
-        raise ValueError("must be a string or a list of items")
-    return value
 
 
 def template_kwargs(value: object) -> TemplateKwargs:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self, TypeAlias
+from typing import Annotated, Any, Self, TypeAlias
 
 from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema, model_validator
 
@@ -27,10 +27,21 @@ from mlxserve.request import BACKGROUND
 from mlxserve.text.parsing.turn import AssistantTurn
 
 MAX_CHOICES = 8
+
+
+def _is_zero(value: object) -> bool:
+    return type(value) in (int, float) and value == 0
+
+
 _MOST = NO_LIMIT = 2**31 - 1
 # Other servers' words: -1 is no limit, and no limit to the candidates.
 MaxTokens: TypeAlias = Annotated[
     int, Field(ge=1, le=NO_LIMIT), BeforeValidator(lambda sent: NO_LIMIT if sent == -1 else sent)
+]
+# The smallest share of the probability: of the most probable token alone.
+_MIN_TOP_P = 1e-9
+TopP: TypeAlias = Annotated[
+    float, BeforeValidator(lambda sent: _MIN_TOP_P if _is_zero(sent) else sent)
 ]
 TopK: TypeAlias = Annotated[
     int, Field(ge=0, le=_MOST), BeforeValidator(lambda sent: 0 if sent == -1 else sent)
@@ -51,7 +62,7 @@ _SAMPLING = (
 
 class StreamOptions(StrictModel):
     include_usage: bool = False
-    include_obfuscation: Literal[False] | None = None
+    include_obfuscation: bool | None = None  # without effect: pieces are never padded
 
 
 class SamplingFields(RequestBody):
@@ -61,7 +72,7 @@ class SamplingFields(RequestBody):
     max_tokens: MaxTokens | None = None
     min_tokens: Annotated[int, Field(ge=0, le=_MOST)] | None = None
     temperature: float | None = None
-    top_p: float | None = None
+    top_p: TopP | None = None
     top_k: TopK | None = None
     min_p: float | None = None
     seed: int | None = None
@@ -104,7 +115,7 @@ class GenerationFields(SamplingFields):
 
     @model_validator(mode="after")
     def _stream_options_need_a_stream(self) -> Self:
-        if self.stream_options is not None and not self.stream:
+        if self.include_usage and not self.stream:
             raise ValueError("stream_options: only allowed with `stream: true`")
         return self
 

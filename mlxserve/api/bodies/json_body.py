@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from codecs import BOM_UTF8
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -110,6 +111,7 @@ def parse_json(raw: bytes, warn: Callable[[str], None] = lambda _: None) -> dict
 
 
 def _decoded(raw: bytes, warn: Callable[[str], None]) -> str:
+    raw = raw.removeprefix(BOM_UTF8)
     try:
         return raw.decode()
     except UnicodeDecodeError:

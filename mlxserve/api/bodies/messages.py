@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Literal, Self, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Field, PlainSerializer, PlainValidator, model_validator
 
+from mlxserve.api.bodies import spellings
 from mlxserve.api.bodies.fields import MAX_NAME_LENGTH
 from mlxserve.api.bodies.request_body import StrictModel
 from mlxserve.text.conversation import (
@@ -15,7 +16,6 @@ from mlxserve.text.conversation import (
     Message,
     Part,
     SentPart,
-    arguments_text,
     parts_of,
 )
 
@@ -24,7 +24,7 @@ MAX_TOOL_CALLS = 128  # of one message
 
 
 def _parts(value: object) -> object:
-    return None if value is None else parts_of(value)
+    return None if value is None else parts_of(spellings.parts(value))
 
 
 def text_of(parts: Sequence[Part] | None) -> str | None:
@@ -40,9 +40,8 @@ _Reasoning: TypeAlias = Annotated[
 ]
 
 
-Arguments: TypeAlias = Annotated[  # an object in Ollama's API
-    str, BeforeValidator(lambda value: arguments_text(value) if isinstance(value, dict) else value)
-]
+# A text in OpenAI's APIs, an object in Ollama's.
+Arguments: TypeAlias = Annotated[str, BeforeValidator(spellings.as_json)]
 
 
 class ChatFunctionCall(StrictModel):
@@ -53,9 +52,14 @@ class ChatFunctionCall(StrictModel):
 
 class ChatToolCall(StrictModel):
     id: str | None = None
-    type: Literal["function"] | None = None
+    type: Annotated[str, Field(max_length=MAX_NAME_LENGTH)] | None = None
     function: ChatFunctionCall
     index: int | None = None  # as in the stream that it came from
+
+    @model_validator(mode="before")
+    @classmethod
+    def _nested(cls, value: Any) -> Any:
+        return spellings.nested_call(value)
 
 
 class ChatMessage(StrictModel):
@@ -70,11 +74,10 @@ class ChatMessage(StrictModel):
     reasoning: _Reasoning = None  # vLLM's and OpenRouter's name of the same
     refusal: str | None = None
 
-    @model_validator(mode="after")
-    def _has_content(self) -> Self:
-        if self.content is None and self.role != "assistant":
-            raise ValueError(f"a {self.role} message needs `content`")
-        return self
+    @model_validator(mode="before")
+    @classmethod
+    def _as_today(cls, value: Any) -> Any:
+        return spellings.chat_message(value)
 
     def message(self, where: str) -> Message:
         """Build the message. `developer` is the newer word for `system`."""

@@ -4,6 +4,9 @@ No field is silently ignored. Known fields are validated. Known but unsupported 
 refused unless their value requests nothing, such as `best_of: 1`. Unknown ones are collected, so
 that the reply can name them, and so are those about how to serve (`IGNORED`), unless their value
 requests nothing.
+
+Clients write the same request in several ways. In every field that may be absent, null is absent,
+and so is an empty text, list or object that the field does not accept; `8.0` is a whole number.
 """
 
 from __future__ import annotations
@@ -12,13 +15,21 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Self, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    ValidationError,
+    model_validator,
+)
 
 from mlxserve.api.bodies.fields import MAX_NAME_LENGTH
 from mlxserve.api.errors import ApiError, invalid_value
 from mlxserve.api.model_names import ModelNames
 
-NotYet: TypeAlias = Mapping[str, tuple[object, ...]]  # name: values that ask for nothing
+# Values that request nothing by the name of their field, other than null and empty ones.
+NotYet: TypeAlias = Mapping[str, tuple[object, ...]]
 
 # Fields that identify or route: accepted with any value and without a warning.
 INERT = frozenset(
@@ -27,9 +38,37 @@ INERT = frozenset(
 
 
 class StrictModel(BaseModel):
-    """A model without conversions between types. Unknown fields are kept, to be reported."""
+    """A model without conversions between types, but for the spellings of `request_body`.
+
+    Unknown fields are kept, to be reported.
+    """
 
     model_config = ConfigDict(strict=True, extra="allow", frozen=True)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _spelled_alike(cls, value: Any, validate: ModelWrapValidatorHandler[Self]) -> Self:
+        if not isinstance(value, dict):
+            return validate(value)
+        sent = {
+            name: _whole(item)
+            for name, item in value.items()
+            if item is not None or not cls._may_be_absent(name)
+        }
+        try:
+            return validate(sent)
+        except ValidationError as error:
+            refused = {each["loc"][0] for each in error.errors() if each["loc"]}
+            empty = {name for name in refused if cls._may_be_absent(name) and _is_empty(sent[name])}
+            if not empty:
+                raise
+            # Once more from the start: a list stops at its first error.
+            return cls.model_validate({n: item for n, item in sent.items() if n not in empty})
+
+    @classmethod
+    def _may_be_absent(cls, name: object) -> bool:
+        field = cls.model_fields.get(str(name))
+        return field is not None and not field.is_required()
 
 
 class KindedModel(StrictModel):
@@ -73,7 +112,7 @@ class RequestBody(StrictModel):
         fields = {
             name: value
             for name, value in body.items()
-            if name not in cls.NOT_YET and value not in cls.IGNORED.get(name, ())
+            if name not in cls.NOT_YET and not _requests_nothing(name, value, cls.IGNORED)
         }
         try:
             return cls.model_validate(fields)
@@ -99,12 +138,29 @@ class RequestBody(StrictModel):
         return [path for path in _extras(self, "") if path not in INERT]
 
 
+def _whole(value: object) -> object:
+    """A number, or the numbers of a list, as integers where nothing is behind their point."""
+    if type(value) is float and value.is_integer():
+        return int(value)
+    if type(value) is list and float in map(type, value):
+        return [_whole(item) for item in value]
+    return value
+
+
+def _is_empty(value: object) -> bool:
+    return isinstance(value, (str, list, dict)) and not value
+
+
+def _requests_nothing(name: str, value: object, harmless: NotYet) -> bool:
+    is_absent = value is None or _is_empty(value)
+    return name in harmless and (is_absent or value in harmless[name])
+
+
 def _refuse_unsupported(body: Mapping[str, Any], not_yet: NotYet) -> None:
     for name, harmless in not_yet.items():
-        value = body.get(name)
-        if value in harmless:
+        if _requests_nothing(name, body.get(name), not_yet):
             continue
-        others = [json.dumps(other) for other in harmless if other is not None]
+        others = [json.dumps(other) for other in harmless]
         instead = f"leave it out or send {' or '.join(others)}" if others else "leave it out"
         raise ApiError(
             400,
@@ -144,8 +200,9 @@ def _path(location: Sequence[int | str]) -> str:
 def _extras(model: BaseModel, prefix: str) -> Iterator[str]:
     """Yield paths of undeclared fields, each once, such as `messages[].cache_control`."""
     seen: set[str] = set()
-    for name in model.model_extra or ():
-        seen.add(prefix + name)
+    for name, value in (model.model_extra or {}).items():
+        if value is not None:
+            seen.add(prefix + name)
     for name in type(model).model_fields:
         value = getattr(model, name)
         if isinstance(value, BaseModel):

@@ -7,7 +7,7 @@ template variables, which `text.controls` maps to those that the template has. N
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema, model_validator
 
@@ -38,7 +38,8 @@ def _object_of(name: str, value: object) -> object:
     return {name: value} if isinstance(value, (str, int, float)) else value
 
 
-def _options(value: object) -> object:
+def thinking_options(value: object) -> object:
+    """An object for the field `thinking`, where a client wrote a word or a switch."""
     if isinstance(value, bool):
         return {"type": "enabled" if value else "disabled"}
     return _object_of("type", value)
@@ -61,7 +62,7 @@ class ReasoningOptions(StrictModel):
     effort: Effort = None
     enabled: bool | None = None  # OpenRouter's
     max_tokens: Budget | None = None  # OpenRouter's
-    summary: Literal["auto", "concise", "detailed"] | None = None
+    summary: Annotated[str, Field(max_length=_MAX_WORD)] | None = None  # without effect
 
     @model_validator(mode="before")
     @classmethod
@@ -97,7 +98,7 @@ class ThinkingFields(RequestBody):
     reasoning: ReasoningOptions | None = None
     reasoning_effort: Effort = None
     think: Think = None
-    thinking: Annotated[ThinkingOptions | None, BeforeValidator(_options)] = None
+    thinking: Annotated[ThinkingOptions | None, BeforeValidator(thinking_options)] = None
     thinking_budget: Budget | None = None
     thinking_token_budget: Budget | None = None
 

@@ -1,17 +1,19 @@
 """Fields about tools: which tools there are, and which may be called.
 
-The endpoints spell them differently; all become an `AssistantTurn`.
+The endpoints spell them differently; each reads all spellings, and all become an `AssistantTurn`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Self, TypeAlias
 
-from pydantic import Field, PlainValidator
+from pydantic import BeforeValidator, Field, PlainValidator, model_validator
 
+from mlxserve.api.bodies.fields import MAX_NAME_LENGTH
 from mlxserve.api.bodies.request_body import StrictModel
+from mlxserve.api.bodies.spellings import nested_tool
 from mlxserve.api.errors import invalid_value
 from mlxserve.text.parsing.turn import AssistantTurn, ToolChoice
 
@@ -42,14 +44,32 @@ class FunctionDefinition(StrictModel):
 
 
 class FunctionTool(StrictModel):
-    type: Literal["function"]
-    function: FunctionDefinition
+    """A function, or a tool that its provider runs, which is left out."""
 
-    def definition(self) -> dict[str, Any]:
-        return self.function.definition()
+    type: Annotated[str, Field(max_length=MAX_NAME_LENGTH)] = "function"
+    function: FunctionDefinition | None = None
+
+    @model_validator(mode="after")
+    def _has_its_function(self) -> Self:
+        if self.type == "function" and self.function is None:
+            raise ValueError("a function tool needs `function`, an object with its name")
+        return self
 
 
-Tools: TypeAlias = Annotated[list[FunctionTool], Field(fail_fast=True, max_length=MAX_TOOLS)]
+Tools: TypeAlias = Annotated[
+    list[Annotated[FunctionTool, BeforeValidator(nested_tool)]],
+    Field(fail_fast=True, max_length=MAX_TOOLS),
+]
+
+
+def definitions_of(tools: Iterable[FunctionTool] | None) -> list[dict[str, Any]]:
+    """The functions in the format of chat templates."""
+    return [tool.function.definition() for tool in tools or () if tool.function is not None]
+
+
+def left_out(kinds: Iterable[str]) -> list[str]:
+    """Name the types of tools that are left out, for the reply's warning."""
+    return [f"tools[] of type {kind}" for kind in sorted(set(kinds))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,41 +78,61 @@ class ChosenTools:
 
     names: the tools to choose from; None for all
     is_one: a single tool was named
+    is_parallel: several calls in one answer are allowed; None if the field does not say
     sent: the value as the client sent it
     """
 
     mode: ToolChoice = ToolChoice.AUTO
     names: tuple[str, ...] | None = None
     is_one: bool = False
+    is_parallel: bool | None = None
     sent: Any = "auto"
+
+
+# Anthropic's and Mistral's words.
+_MODES: Mapping[object, ToolChoice] = {
+    **{str(mode): mode for mode in ToolChoice},
+    "any": ToolChoice.REQUIRED,
+}
+_NAMING = (None, "function", "custom", "tool")
 
 
 def choice(value: object) -> ChosenTools | None:
     """Read a mode, one tool, or a list of allowed tools. Only the chat endpoint nests the last two."""
     if value is None:
         return None
-    if isinstance(value, str) and value in tuple(ToolChoice):
-        return ChosenTools(ToolChoice(value), sent=value)
-    kind = value.get("type") if isinstance(value, dict) else None
-    if isinstance(value, dict) and kind in ("function", "custom"):
-        return ChosenTools(ToolChoice.REQUIRED, (_name_of(value),), is_one=True, sent=value)
+    kind = value.get("type") if isinstance(value, dict) else value
+    if isinstance(kind, str) and kind in _MODES:
+        return ChosenTools(_MODES[kind], is_parallel=_is_parallel(value), sent=value)
+    if isinstance(value, dict) and kind in _NAMING:
+        names = (_name_of(value),)
+        return ChosenTools(ToolChoice.REQUIRED, names, is_one=True, sent=value)
     if isinstance(value, dict) and kind == "allowed_tools":
         return replace(_allowed(value.get("allowed_tools", value)), sent=value)
-    raise ValueError("must be 'none', 'auto', 'required', a function, or allowed_tools")
+    raise ValueError(
+        "must be 'none', 'auto', 'required' (or 'any'), a tool by its name, or allowed_tools"
+    )
+
+
+def _is_parallel(value: object) -> bool | None:
+    is_single = value.get("disable_parallel_tool_use") if isinstance(value, dict) else None
+    if is_single is not None and not isinstance(is_single, bool):
+        raise ValueError("disable_parallel_tool_use must be true or false")
+    return None if is_single is None else not is_single
 
 
 def _allowed(value: object) -> ChosenTools:
     mode, tools = (value.get("mode"), value.get("tools")) if isinstance(value, dict) else ("", [])
-    if mode not in ("auto", "required") or not isinstance(tools, list) or not tools:
+    if mode not in ("auto", "required", "any") or not isinstance(tools, list) or not tools:
         raise ValueError("allowed_tools needs a mode, 'auto' or 'required', and a list of tools")
-    return ChosenTools(ToolChoice(mode), tuple(_name_of(tool) for tool in tools[:MAX_TOOLS]))
+    return ChosenTools(_MODES[mode], tuple(_name_of(tool) for tool in tools[:MAX_TOOLS]))
 
 
 def _name_of(value: object) -> str:
     inner = value.get("function", value) if isinstance(value, dict) else None
     name = inner.get("name") if isinstance(inner, dict) else None
     if not isinstance(name, str):
-        raise ValueError("a function is chosen by its `name`")
+        raise ValueError("a tool is chosen by its `name`")
     return name
 
 
@@ -108,6 +148,7 @@ def turn_of(
 ) -> AssistantTurn:
     """Build the turn that these fields describe. Raises ApiError 400 for tools not in `tools`."""
     choice = choice or ChosenTools()
+    parallel = parallel if choice.is_parallel is None else choice.is_parallel
     tools = tools if choice.names is None else _only(tools, choice.names)
     if choice.mode is ToolChoice.REQUIRED and not tools:
         raise invalid_value("tool_choice", "there are no `tools` to choose from")

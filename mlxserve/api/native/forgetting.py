@@ -26,7 +26,7 @@ from mlxserve.api.bodies.messages import ChatMessage, ChatMessages, conversation
 from mlxserve.api.bodies.prompt_source import PromptSource
 from mlxserve.api.bodies.request_body import StrictModel
 from mlxserve.api.bodies.thinking import ThinkingFields
-from mlxserve.api.bodies.tools import Tools
+from mlxserve.api.bodies.tools import Tools, definitions_of
 from mlxserve.api.errors import ApiError, json_response
 from mlxserve.api.prompts import Prompts
 from mlxserve.chat.text_model import TextModel
@@ -99,7 +99,7 @@ class Forgetting:
     async def reply(self, request: Request, body: ForgetRequest) -> Response:
         """Forgets the cached pages of conversations, of the request's own key, in memory and on disk."""
         settings = PromptSettings(
-            [tool.definition() for tool in body.tools or ()],
+            definitions_of(body.tools),
             body.template_kwargs,
             body.cache_salt,
         )

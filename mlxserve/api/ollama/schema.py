@@ -14,8 +14,9 @@ from mlxserve.api.bodies.keep_alive import KeepAlive
 from mlxserve.api.bodies.messages import MAX_MESSAGES, ChatMessage, conversation_of
 from mlxserve.api.bodies.prompt_source import PromptSource
 from mlxserve.api.bodies.request_body import NotYet, RequestBody
+from mlxserve.api.bodies.structured import FORMAT_TYPES, format_of
 from mlxserve.api.bodies.thinking import ThinkingFields
-from mlxserve.api.bodies.tools import Tools, turn_of
+from mlxserve.api.bodies.tools import Tools, definitions_of, left_out, turn_of
 from mlxserve.api.errors import ApiError
 from mlxserve.api.model_names import ModelNames
 from mlxserve.core.sampling_params import SamplingParams, Structure, StructureKind
@@ -29,12 +30,10 @@ MAX_CONTEXT = 2**20
 
 
 def _format(value: object) -> Structure | None:
-    if value is None or value == "":
-        return None
-    if value == "json":
-        return Structure(StructureKind.JSON_OBJECT, field="format")
-    if isinstance(value, dict):
+    if isinstance(value, dict) and value and value.get("type") not in FORMAT_TYPES:
         return Structure(StructureKind.JSON_SCHEMA, json.dumps(value), "format")
+    if isinstance(value, dict) or value in (None, "", "json"):
+        return format_of(value, "format")
     raise ValueError('must be "json" or a JSON schema')
 
 
@@ -49,11 +48,10 @@ def _url(image: str) -> str:
     return image if image.startswith("data:") else data_url(image)
 
 
-# Ollama drops the fraction of a number that should be whole, and takes null for nothing.
+# Ollama drops the fraction of a number that should be whole.
 _whole = BeforeValidator(lambda value: int(value) if isinstance(value, float) else value)
-_or_nothing = BeforeValidator(lambda value: [] if value is None else value)
 _Int: TypeAlias = Annotated[int, _whole]
-_Images: TypeAlias = Annotated[list[str], Field(fail_fast=True, max_length=MAX_IMAGES), _or_nothing]
+_Images: TypeAlias = Annotated[list[str], Field(fail_fast=True, max_length=MAX_IMAGES)]
 _Texts: TypeAlias = Annotated[
     tuple[Prompt, ...],
     PlainValidator(lambda value: () if value in (None, "", []) else prompts(value)),
@@ -89,14 +87,12 @@ class OllamaOptions(SamplingFields):
 class OllamaRequest(RequestBody):
     """The fields that all bodies share. `name` is the older word for `model`."""
 
-    IGNORED: ClassVar[NotYet] = {"insecure": (None, False), "verbose": (None, False)}
+    IGNORED: ClassVar[NotYet] = {"insecure": (False,), "verbose": (False,)}
 
     name: str | None = None
-    stream: Annotated[bool, BeforeValidator(lambda value: value is None or value)] = True
+    stream: bool = True
     keep_alive: KeepAlive = None
-    options: Annotated[OllamaOptions, BeforeValidator(lambda value: value or {})] = Field(
-        default_factory=OllamaOptions
-    )
+    options: OllamaOptions = Field(default_factory=OllamaOptions)
 
     @property
     def named_model(self) -> str:
@@ -143,11 +139,6 @@ class OllamaMessage(ChatMessage):
     images: _Images = Field(default_factory=list)
     tool_name: str | None = None
 
-    @model_validator(mode="after")
-    def _has_content(self) -> Self:
-        """Override the rule of chat messages: any message may be without content."""
-        return self
-
     def message(self, where: str) -> Message:
         message = super().message(where)
         place = f"{where}.images".lstrip(".")
@@ -167,8 +158,8 @@ class OllamaMessage(ChatMessage):
 class OllamaGeneration(OllamaRequest, ThinkingFields):
     """The fields that `/api/chat` and `/api/generate` share."""
 
-    NOT_YET: ClassVar[NotYet] = {"template": (None, "")}
-    IGNORED: ClassVar[NotYet] = {"shift": (None, False), "truncate": (None, False)}
+    NOT_YET: ClassVar[NotYet] = {"template": ()}
+    IGNORED: ClassVar[NotYet] = {"shift": (False,), "truncate": (False,)}
 
     tools: Tools | None = None
     format: Annotated[Structure | None, PlainValidator(_format)] = None
@@ -178,7 +169,12 @@ class OllamaGeneration(OllamaRequest, ThinkingFields):
     @property
     def definitions(self) -> list[dict[str, Any]]:
         """The tools as chat templates expect them."""
-        return [tool.definition() for tool in self.tools or ()]
+        return definitions_of(self.tools)
+
+    @property
+    def unknown_fields(self) -> list[str]:
+        kinds = (tool.type for tool in self.tools or () if tool.function is None)
+        return [*super().unknown_fields, *left_out(kinds)]
 
     @property
     def thinks(self) -> bool:
@@ -197,9 +193,9 @@ class OllamaGeneration(OllamaRequest, ThinkingFields):
 class OllamaChatRequest(OllamaGeneration):
     """The body of `POST /api/chat`."""
 
-    messages: Annotated[
-        list[OllamaMessage], Field(fail_fast=True, max_length=MAX_MESSAGES), _or_nothing
-    ] = Field(default_factory=list)
+    messages: Annotated[list[OllamaMessage], Field(fail_fast=True, max_length=MAX_MESSAGES)] = (
+        Field(default_factory=list)
+    )
 
     @property
     def prompt_field(self) -> str:

@@ -13,7 +13,7 @@ from mlxserve.api.bodies.messages import ChatMessages, conversation_of
 from mlxserve.api.bodies.prompt_source import PromptSource
 from mlxserve.api.bodies.request_body import NotYet
 from mlxserve.api.bodies.structured import ResponseFormat
-from mlxserve.api.bodies.tools import Tools
+from mlxserve.api.bodies.tools import Tools, definitions_of, left_out
 from mlxserve.api.errors import ApiError
 from mlxserve.core.sampling_params import Structure
 
@@ -24,19 +24,19 @@ class ChatRequest(ToolGenerationFields):
     """The body of `POST /v1/chat/completions`."""
 
     NOT_YET: ClassVar[NotYet] = {
-        "audio": (None,),
-        "function_call": (None, "none"),
-        "functions": (None, []),
-        "modalities": (None, ["text"]),
-        "moderation": (None,),
-        "prediction": (None,),
-        "prompt_cache_options": (None,),
-        "web_search_options": (None,),
+        "audio": (),
+        "function_call": ("none",),
+        "functions": (),
+        "modalities": (["text"],),
+        "moderation": (),
+        "prediction": (),
+        "prompt_cache_options": (),
+        "web_search_options": (),
     }
     IGNORED: ClassVar[NotYet] = {
-        "service_tier": (None, "auto", "default"),
-        "store": (None, False),
-        "verbosity": (None, "medium"),
+        "service_tier": ("auto", "default"),
+        "store": (False,),
+        "verbosity": ("medium",),
     }
 
     messages: ChatMessages
@@ -72,7 +72,12 @@ class ChatRequest(ToolGenerationFields):
 
     @cached_property
     def definitions(self) -> list[dict[str, Any]]:
-        return [tool.definition() for tool in self.tools or ()]
+        return definitions_of(self.tools)
+
+    @property
+    def unknown_fields(self) -> list[str]:
+        kinds = (tool.type for tool in self.tools or () if tool.function is None)
+        return [*super().unknown_fields, *left_out(kinds)]
 
     def _own_format(self) -> Structure | None:
         return self.response_format
@@ -82,7 +87,7 @@ class ChatRequest(ToolGenerationFields):
         limit = self.max_completion_tokens or self.max_tokens
         if limit is not None:
             own["max_tokens"] = limit
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise ApiError(
                 400, "top_logprobs: needs `logprobs: true` beside it.", param="top_logprobs"
             )
@@ -98,9 +103,9 @@ class CompletionRequest(GenerationFields):
     """The body of `POST /v1/completions`."""
 
     NOT_YET: ClassVar[NotYet] = {
-        "best_of": (None, 1),
-        "response_format": (None, {"type": "text"}),
-        "suffix": (None, ""),
+        "best_of": (1,),
+        "response_format": ({"type": "text"},),
+        "suffix": (),
     }
 
     prompt: Annotated[tuple[Prompt, ...], PlainValidator(prompts)]

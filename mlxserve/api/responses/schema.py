@@ -9,13 +9,14 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from mlxserve.api.bodies.fields import MAX_NAME_LENGTH, items
+from mlxserve.api.bodies.fields import MAX_NAME_LENGTH
 from mlxserve.api.bodies.generation import NO_LIMIT, MaxTokens, ToolGenerationFields
 from mlxserve.api.bodies.messages import MAX_MESSAGES, Arguments, Parts, text_of
 from mlxserve.api.bodies.prompt_source import PromptSource
 from mlxserve.api.bodies.request_body import KindedModel, NotYet, StrictModel
+from mlxserve.api.bodies.spellings import flat_tool, input_items
 from mlxserve.api.bodies.structured import format_of
-from mlxserve.api.bodies.tools import MAX_TOOLS, Name, definition_of
+from mlxserve.api.bodies.tools import MAX_TOOLS, Name, definition_of, left_out
 from mlxserve.api.errors import invalid_value
 from mlxserve.api.responses.items import ToolAddress
 from mlxserve.core.sampling_params import Structure
@@ -46,10 +47,10 @@ class InputItem(KindedModel):
 
     NEEDS: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "message": ("role",),
-        "function_call": ("call_id", "name", "arguments"),
-        "function_call_output": ("call_id", "output"),
-        "custom_tool_call": ("call_id", "name", "input"),
-        "custom_tool_call_output": ("call_id", "output"),
+        "function_call": ("name",),
+        "function_call_output": (),
+        "custom_tool_call": ("name",),
+        "custom_tool_call_output": (),
         "reasoning": (),
     }
 
@@ -67,17 +68,11 @@ class InputItem(KindedModel):
     summary: list[Any] | None = None
     encrypted_content: str | None = None
 
-    @model_validator(mode="after")
-    def _has_content(self) -> Self:
-        if self.type == "message" and self.content is None and self.role != "assistant":
-            raise ValueError(f"a {self.role} message needs `content`")
-        return self
-
     @property
     def call(self) -> Call:
         """The item as a call. A custom tool's text becomes its only argument."""
-        text = self.input
-        arguments = self.arguments if text is None else arguments_text({"input": text})
+        is_custom = self.type == "custom_tool_call"
+        arguments = arguments_text({"input": self.input or ""}) if is_custom else self.arguments
         tool = ToolAddress(self.name or "", self.namespace)
         return Call(self.call_id or "", tool.full_name, arguments or "")
 
@@ -168,13 +163,18 @@ def messages_of(items: Sequence[InputItem]) -> list[Message]:
 class ResponsesTool(StrictModel):
     """A function, a custom tool, or a namespace of them. Tools that OpenAI runs are left out."""
 
-    type: Annotated[str, Field(max_length=MAX_NAME_LENGTH)]
+    type: Annotated[str, Field(max_length=MAX_NAME_LENGTH)] = "function"
     name: Name | None = None
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
     format: dict[str, Any] | None = None
     tools: Annotated[list[ResponsesTool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _flat(cls, value: Any) -> Any:
+        return flat_tool(value)
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
@@ -227,34 +227,33 @@ def _format(value: dict[str, Any] | None) -> dict[str, Any] | None:
 
 class TextOptions(StrictModel):
     format: Annotated[dict[str, Any] | None, AfterValidator(_format)] = None
-    verbosity: Literal["low", "medium", "high"] | None = None
+    verbosity: Annotated[str, Field(max_length=MAX_NAME_LENGTH)] | None = None  # without effect
 
 
 class ResponsesRequest(ToolGenerationFields):
     """The body of `POST /v1/responses`. Sampling fields that OpenAI's API lacks are extensions."""
 
     NOT_YET: ClassVar[NotYet] = {
-        "background": (None, False),
-        "conversation": (None,),
-        "max_tokens": (None,),
-        "max_tool_calls": (None,),
-        "moderation": (None,),
-        "n": (None, 1),
-        "prompt": (None,),
-        "prompt_cache_options": (None,),
-        "top_logprobs": (None, 0),
+        "background": (False,),
+        "conversation": (),
+        "max_tool_calls": (),
+        "moderation": (),
+        "n": (1,),
+        "prompt": (),
+        "prompt_cache_options": (),
+        "top_logprobs": (0,),
     }
     IGNORED: ClassVar[NotYet] = {
-        "context_management": (None, []),
-        "service_tier": (None, "auto", "default"),
-        "truncation": (None, "disabled"),
+        "context_management": (),
+        "service_tier": ("auto", "default"),
+        "truncation": ("disabled",),
     }
 
     input: Annotated[
         list[InputItem],
-        Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES),
-        BeforeValidator(items),
-    ]
+        Field(fail_fast=True, max_length=MAX_MESSAGES),
+        BeforeValidator(input_items),
+    ] = Field(default_factory=list)
     instructions: str | None = None
     previous_response_id: Annotated[str, Field(max_length=MAX_NAME_LENGTH)] | None = None
     store: bool | None = None
@@ -266,14 +265,13 @@ class ResponsesRequest(ToolGenerationFields):
 
     @property
     def unknown_fields(self) -> list[str]:
-        left_out = {tool.type for tool in self.tools or () if not tool.is_known}
         others = {*(self.include or ())} - {_SIGNED}
-        has_verbosity = self.text is not None and self.text.verbosity in ("low", "high")
+        has_verbosity = self.text is not None and self.text.verbosity not in (None, "medium")
         return [
             *super().unknown_fields,
             *(["text.verbosity"] if has_verbosity else ()),
             *(f"include of {name}" for name in sorted(others)),
-            *(f"tools[] of type {kind}" for kind in sorted(left_out)),
+            *left_out(tool.type for tool in self.tools or () if not tool.is_known),
         ]
 
     @property
@@ -337,7 +335,9 @@ class ResponsesRequest(ToolGenerationFields):
         return "input"
 
     def prompt_source(self) -> PromptSource:
-        """The source from which the items become a prompt."""
+        """The source from which the items become a prompt. Raises ApiError 400 for an empty prompt."""
+        if not self.input and not self.instructions:
+            raise invalid_value("input", "is empty; send a text or a list of items")
         return PromptSource(
             read=self.conversation,
             num_messages=len(self.input),
@@ -354,7 +354,8 @@ class ResponsesRequest(ToolGenerationFields):
         return format_of(self.text.format, "text.format") if self.text is not None else None
 
     def _own_sampling(self) -> dict[str, Any]:
-        return {} if self.max_output_tokens is None else {"max_tokens": self.max_output_tokens}
+        limit = self.max_output_tokens or self.max_tokens
+        return {} if limit is None else {"max_tokens": limit}
 
     def _field_named(self, name: str) -> str:
         return "max_output_tokens" if name == "max_tokens" else name

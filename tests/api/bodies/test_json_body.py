@@ -51,11 +51,14 @@ def test_anything_but_strict_json_is_refused() -> None:
         b'{"a": ' + b"9" * 5_000 + b"}",
         b'\xff{"a": 1}',
         b'{"a": 1\xff}',
-        b'\xef\xbb\xbf{"a": 1}',
         b'{"a": "line\nbreak"}',
         b'{"a": 1} trailing',
     ]:
         refusal(raw)
+
+
+def test_a_byte_order_mark_before_the_body_is_skipped() -> None:
+    assert parse_json(b'\xef\xbb\xbf{"a": 1}') == {"a": 1}
 
 
 def test_what_is_not_unicode_is_replaced_with_a_warning() -> None:

@@ -92,10 +92,10 @@ def test_the_text_format_is_not_a_structure(fields: dict[str, Any]) -> None:
 
 def test_an_invalid_format_is_refused_by_name() -> None:
     for fields, param in [
-        ({"response_format": "json"}, "response_format"),
+        ({"response_format": "xml"}, "response_format"),
         ({"response_format": {"type": "json_schema"}}, "response_format"),
         ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format"),
-        ({"structured_outputs": {}}, "structured_outputs"),
+        ({"structured_outputs": {"xml": "a"}}, "structured_outputs"),
         ({"structured_outputs": {"regex": "a", "grammar": "b"}}, "structured_outputs"),
         ({"structured_outputs": {"regex": 3}}, "structured_outputs"),
         ({"structured_outputs": {"choice": []}}, "structured_outputs"),

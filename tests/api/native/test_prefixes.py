@@ -90,7 +90,7 @@ def test_an_unknown_prefix_is_an_error(client: TestClient, chat: FakeChat, path:
         ("x", {"prompt": ["a", "b"]}, "prompt"),
         ("x", {"prompt": ""}, "prompt"),
         ("x", {"prompt": "x" * 2_000}, "prompt"),
-        ("x", {"messages": []}, "messages"),
+        ("x", {"messages": []}, "prompt"),
     ],
 )
 def test_a_bad_prefix_is_refused(

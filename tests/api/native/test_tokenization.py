@@ -34,7 +34,7 @@ def test_a_bad_value_is_refused_with_its_fields_name(client: TestClient) -> None
         ("/tokenize", {}, "prompt"),
         ("/tokenize", {"prompt": "x", "messages": HELLO}, "prompt"),
         ("/tokenize", {"prompt": ["x"]}, "prompt"),
-        ("/tokenize", {"messages": []}, "messages"),
+        ("/tokenize", {"messages": []}, "prompt"),
         ("/detokenize", {}, "tokens"),
         ("/detokenize", {"tokens": "x"}, "tokens"),
         ("/detokenize", {"tokens": [1, -1]}, "tokens[1]"),
