@@ -430,7 +430,7 @@ class AsyncEngine:
             for cause in _chain(error):
                 traceback.clear_frames(cause.__traceback__)
             try:
-                self._streams.deliver(engine.restart(lost))
+                self._streams.deliver(engine.restart(lost, self._streams.ids()))
                 self._streams.fail_others(engine.live_ids, error)
                 self.max_model_len, self._stats = engine.max_model_len, engine.monitor.stats()
             except Exception as another:  # noqa: BLE001  (logged in the next turn, or raised)

@@ -311,17 +311,23 @@ class Engine:
             raise MemoryError(f"the cache cannot be made smaller: {error}") from error
         return resized
 
-    def restart(self, lost: Collection[str] = ()) -> list[Output]:
+    def restart(
+        self, lost: Collection[str] = (), awaited: Collection[str] | None = None
+    ) -> list[Output]:
         """Restart after a failure with the loaded model, and return the outputs read before it.
 
         Everything that a failure may leave half done is created anew: page tables, pool, arrays.
-        Requests that hold pages are dropped, and those in `lost`. Waiting requests stay, unless no
-        step was read since the last failure: one of them may be the cause. Named prefixes are
-        computed again. Raises the device's error if it refuses new arrays.
+        Requests that hold pages are dropped, those in `lost`, and those that nobody waits for: a
+        call that failed may have queued them. Other waiting requests stay, unless no step was read
+        since the last failure: one of them may be the cause. Named prefixes are computed again.
+        Raises the device's error if it refuses new arrays.
+
+        awaited: as in `check`
         """
         self._unread, self._is_started, self._last_plan = None, True, ()
         before = self.live_ids
-        self._scheduler.restart(lost if self._has_read else before)
+        dropped = before if not self._has_read else {*lost, *self._unawaited(awaited)}
+        self._scheduler.restart(dropped)
         self._has_read = False
         self._transfers.restart(self._scheduler.moves)
         self._runner.restart(self._scheduler.pool.num_pages)
@@ -336,6 +342,12 @@ class Engine:
     def live_ids(self) -> set[str]:
         """Ids of waiting and running requests."""
         return self._scheduler.roster.ids
+
+    def _unawaited(self, awaited: Collection[str] | None) -> set[str]:
+        """Return the ids of live requests that are not `awaited`, except named prefixes."""
+        if awaited is None:
+            return set()
+        return self.live_ids.difference(awaited, self._scheduler.roster.prefixes)
 
     def mark(self) -> tuple[int, ...]:
         """Counts of requests and pages: if they differ after a call, it has changed something.
@@ -356,7 +368,7 @@ class Engine:
         if awaited is not None:
             lost = set(awaited) - self.live_ids - {output.request_id for output in self._early}
             assert not lost, f"nothing computes the answers of {', '.join(sorted(lost))}"
-            idle = self.live_ids.difference(awaited, self._scheduler.roster.prefixes)
+            idle = self._unawaited(awaited)
             assert not idle, f"nobody waits for the answers of {', '.join(sorted(idle))}"
         num_unread = self._scheduler.page_tables.num_unread
         assert num_unread == (self._unread is not None), (

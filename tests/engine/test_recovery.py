@@ -10,6 +10,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import replace
 from itertools import compress
 from typing import Any
 
@@ -39,9 +40,11 @@ from mlxserve.engine.transfers import Transfers
 from mlxserve.model.embedding import Embedding
 from mlxserve.model.runner import ModelRunner
 from mlxserve.scheduler.fairness import FairShare
+from mlxserve.scheduler.page_tables import PageTables
+from mlxserve.scheduler.roster import Roster
 from mlxserve.scheduler.scheduler import Scheduler
 from tests.device_errors import broken
-from tests.reliability.faults import Fault, Point
+from tests.reliability.faults import Fault, Point, all_planted
 from tests.together import begun_together
 
 GREEDY = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
@@ -152,6 +155,28 @@ def test_an_exception_in_a_call_reaches_its_caller_and_the_engine_goes_on(
 
 
 RESIZE = Scheduler.resize
+
+
+@pytest.mark.parametrize("at", range(3))
+def test_nothing_computes_what_a_failed_call_has_queued_and_could_not_take_back(
+    shared: TextModel, wanted: Any, at: int
+) -> None:
+    """The third sample fails to be queued, and the first one to be aborted, before it is or half way."""
+    third = Fault(Point(Scheduler, "add"), planted, at=2)
+    points = Point(Scheduler, "abort"), Point(Roster, "end"), Point(PageTables, "end")
+    abort = Fault(points[at], lambda: OSError("planted"))
+
+    async def scenario() -> None:
+        params = replace(GREEDY, n=3)
+        with all_planted([third, abort]), pytest.raises(EngineFailed):
+            await shared.writer.submit_all([PROMPT], params)
+        await shared.engine.check()
+        assert not (await shared.engine.snapshot()).requests
+        assert await tokens(shared) == wanted
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
+    assert third.has_happened
+    assert abort.has_happened
 
 
 def half_resized(scheduler: Scheduler, num_pages: int) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from metal_kernels.fences import Fences
 from metal_kernels.reading import DeviceError
+from mlxserve.engine.engine import Engine
 from mlxserve.engine.output_stream import OutputStream
 from mlxserve.helpers.fair_executor import FairOrder
 from mlxserve.history.chat_stores import ChatStores
@@ -14,7 +15,9 @@ from mlxserve.mcp import results
 from mlxserve.model.command_buffers import Commits
 from mlxserve.model.runner import ModelRunner
 from mlxserve.text.deltas import StopStrings
-from tests.engine import test_async_engine
+from tests.engine import test_async_engine, test_recovery
+from tests.engine.test_recovery import shared as shared
+from tests.engine.test_recovery import wanted as wanted
 from tests.helpers import test_fair_executor
 from tests.history import test_chat_stores
 from tests.hub import test_download
@@ -68,6 +71,14 @@ FOUND: dict[str, Bug] = {
         "max(self._used.get(client, 0.0), self._now)",
         "self._used.get(client, 0.0)",
         test_fair_executor.test_a_client_that_was_alone_does_not_pay_for_it,
+    ),
+    "compute on after a failure what nobody waits for": Bug(
+        Engine,
+        "restart",
+        "{*lost, *self._unawaited(awaited)}",
+        "lost",
+        test_recovery.test_nothing_computes_what_a_failed_call_has_queued_and_could_not_take_back,
+        {"at": 2},
     ),
     "send the beginning of a stop string": Bug(
         StopStrings,
