@@ -17,8 +17,6 @@ from mlxserve.text.parsing.formats import FORMATS, CallFormat
 from mlxserve.text.parsing.markup import template_text
 from mlxserve.text.response_template import format_in
 
-_ALIASES = {"laguna": "glm47"}
-
 
 class FormatChoice(NamedTuple):
     """A format of calls, or None if none is known.
@@ -89,7 +87,6 @@ def recognise(
     named: what a tokenizer's own settings say, taken where the template says nothing
     """
     template = template.replace("\\n", "\n")
-    named = _ALIASES.get(named or "", named)
     by_cue = [row for row in FORMATS if _has_cue(row, template)]
     by_name = [row for row in FORMATS if row.name == named]
     known = [row for row in FORMATS if _are_known(row.known, vocabulary)]

@@ -62,6 +62,18 @@ CALLING: dict[str, str] = {
     "elements of keys and values": _elements(
         "<ask:x>{{ f.name }}\n", "<k:x>{{ key }}</k:x>\n<v:x>" + _RAW + "</v:x>\n", "</ask:x>"
     ),
+    "Dots": _elements(
+        '<invoke name="{{ f.name }}">\n',
+        '<parameter name="{{ key }}">' + _RAW + "</parameter>\n",
+        "</invoke>\n",
+        ("<dots_function_call>\n", "</dots_function_call>"),
+    ),
+    "K2 Horizon": _elements(
+        "<ifm|tool_call>{{ f.name }}\n",
+        "<ifm|arg_key>{{ key }}</ifm|arg_key>\n<ifm|arg_value>" + _RAW + "</ifm|arg_value>\n",
+        "</ifm|tool_call>\n",
+        ("<ifm|tool_calls>\n", "</ifm|tool_calls>"),
+    ),
     "elements with types": _elements(
         '<ask name="{{ f.name }}">\n',
         '<arg name="{{ key }}" string="{{ "true" if value is string else "false" }}">'
@@ -78,6 +90,14 @@ CALLING: dict[str, str] = {
         "]<|/asks|>",
     ),
 }
+# A message for each call, after the name of its tool.
+FUNCTIONARY = (
+    "{{ '>>>${recipient}' }}{{ tools | tojson }}{% for m in messages %}{{ '<|h|>' + m.role + '<|/h|>' }}"
+    "{% if m.role == 'assistant' %}{% if m.content %}{{ '>>>all\\n' + m.content }}{% endif %}"
+    "{% for call in m.tool_calls %}{{ '>>>' + call.function.name + '\\n' + call.function.arguments }}"
+    "{% endfor %}{% else %}{{ m.content }}{% endif %}<|eot|>{% endfor %}"
+    "{% if add_generation_prompt %}<|h|>assistant<|/h|>>>>{% endif %}"
+)
 # Written so that nobody can tell the arguments apart.
 UNREADABLE = _template(
     "<ask>", "{{ f.name }} {{ f.arguments.values() | list | join(' ') }}", "</ask>"

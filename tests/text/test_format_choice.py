@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -17,12 +18,13 @@ from mlxserve.text.probes import Probe
 from mlxserve.text.response_template import format_in
 from mlxserve.text.template_caps import Arguments, TemplateCaps, find_abilities
 from mlxserve.text.tokenizer import Tokenizer
-from tests.text.calling_templates import CALLING, UNREADABLE
+from tests.text.calling_templates import CALLING, FUNCTIONARY, UNREADABLE
+from tests.text.learnt_rows import LEARNT
 from tests.text.rendering import renderer, worker
 
-ROWS = {row.name: row for row in FORMATS}
+ROWS = {row.name: row for row in (*FORMATS, *LEARNT)}
 # Messages with headers, calls without their names, and a marker with blanks in it.
-NOT_LEARNT = {"harmony", "muse_spark", "kimi_k3", "step3"}
+NOT_LEARNT = {"harmony", "muse_spark", "functionary_v3_2", "kimi_k3", "step3"}
 _CAPS = TemplateCaps(calls=True)
 
 
@@ -77,6 +79,8 @@ def test_each_row_is_learnt_from_what_it_writes(name: str, monkeypatch: pytest.M
     assert choice.reads_back
     assert choice.row is not None
     assert choice.row.name == "learnt"
+    if ROWS[name] in LEARNT:
+        assert choice.row == replace(ROWS[name], name="learnt")
     assert sum(reads(choice.row, text) for text in texts.hard) >= len(texts.hard) - 1
 
 
@@ -100,12 +104,17 @@ def _without_blanks(text: str) -> str:
 def test_the_row_is_chosen_by_what_it_reads_and_not_by_words() -> None:
     template = CALLING["an object between markers"]
     by_words = recognise(f"{template}<|tool_call|><tool_calls><|python_tag|>")
-    assert [row.name for row in by_words] == ["granite", "tool_calls", "llama3"]
+    assert [row.name for row in by_words] == ["granite", "llama3"]
     choice = choose_among(by_words, texts_of(template))
     assert choice.row is not None
     assert choice.row.starts == ("<ask>",)
     hermes = template.replace("ask>", "tool_call>")
     assert choose_among(recognise(hermes), texts_of(hermes)) == (ROWS["json_tools"], True)
+
+
+def test_messages_for_tools_are_read_from_what_the_template_writes() -> None:
+    choice = choose_among(recognise(FUNCTIONARY), texts_of(FUNCTIONARY))
+    assert choice == (ROWS["functionary_v3_2"], True)
 
 
 def test_a_template_that_no_row_reads_keeps_the_likeliest_and_says_so() -> None:

@@ -47,7 +47,7 @@ class ElementSyntax(CallSyntax):
     def read_call(self) -> Reading[None]:
         cursor = self.cursor
         yield from cursor.skip()
-        ends = (self._key.begun, "{", *self.row.ends, *self.row.starts)
+        ends = (self._key.begun, "{", self._call_end, *self.row.ends, *self.row.starts)
         fields = yield from self._head.read(cursor, *ends)
         name = fields["name"]
         self.check(name)
@@ -199,10 +199,9 @@ class _Head:
             raise Malformed
         return {**match.groupdict(), "closed": closed}
 
-    @staticmethod
-    def _before(cursor: Cursor, ends: Sequence[str]) -> Reading[str]:
+    def _before(self, cursor: Cursor, ends: Sequence[str]) -> Reading[str]:
         """Read a name and the blanks after it, up to one of the markers."""
-        text = ""
+        text = cursor.take(len(self.begun))
         while len(text) <= _LONGEST_HEAD:
             char = yield from cursor.char()
             if char in f"{BLANKS}<{{":

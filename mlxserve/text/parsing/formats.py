@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 import string
-from collections.abc import Container
+from collections.abc import Collection
 from dataclasses import KW_ONLY, dataclass
 from enum import Enum, auto
 from functools import lru_cache
@@ -41,40 +41,55 @@ class Channels:
 
     opens: what a header may begin with; text that begins otherwise has no header
     begins: the markers of `opens` that begin a header also inside a message that was not ended
-    message: ends a header
-    thinking: channels, or recipients, of thinking
+    messages: markers that end a header; one of the row's `starts` begins a call in JSON
+    thinking: channels, recipients, or markers after the header, of thinking
+    texts: names in the header of a text, where those of other headers are tools
     ends: markers that end a message
     calls: the prefix of recipients that are tools; None if calls have markers of their own
     """
 
     opens: tuple[str, ...]
     begins: tuple[str, ...]
-    message: str
+    messages: tuple[str, ...]
     thinking: frozenset[str]
-    ends: tuple[str, ...]
+    ends: tuple[str, ...] = ()
     calls: str | None = None
+    texts: frozenset[str] = frozenset()
 
-    def may_be(self, header: str, *, is_whole: bool) -> bool:
+    def split(self, text: str) -> tuple[str, str, str]:
+        """Split a text at the end of its header, like `str.partition`."""
+        places = [(at, marker) for marker in self.messages if (at := text.find(marker)) >= 0]
+        return text.partition(min(places)[1]) if places else (text, "", "")
+
+    def may_be(self, header: str, tools: Collection[str], *, is_whole: bool) -> bool:
         """True if this is a header, or the beginning of one."""
         begun = header.lstrip()
+        if self.texts:
+            names = [
+                f"{lead}{name}" for lead in ("", *self.opens) for name in (*self.texts, *tools)
+            ]
+            return any(name == begun or (name.startswith(begun) and not is_whole) for name in names)
         is_begun = not is_whole and any(marker.startswith(begun) for marker in self.opens)
         if begun and not is_begun and not begun.startswith(self.opens):
             return False
         if not is_whole:
-            header = header[: len(header) - overlap(header, (*self.opens, self.message))]
+            header = header[: len(header) - overlap(header, (*self.opens, *self.messages))]
         return len(header) <= _LONGEST_HEADER and bool(_header(self.opens).fullmatch(header))
 
-    def read(self, header: str, tools: Container[str] | None) -> tuple[bool, str | None]:
+    def read(self, header: str, marker: str, tools: Collection[str]) -> tuple[bool, str | None]:
         """Return (whether the message is thinking, the tool that it calls).
 
         There is no tool if the request has none.
         """
         recipients = re.findall(r"to=([^\s<]+)", header)
         to = recipients[-1] if recipients else ""
-        if tools is not None and self.calls and (to.startswith(self.calls) or to in tools):
+        if self.texts:
+            name = header.strip().removeprefix(self.opens[0])
+            return False, name if name in tools else None
+        if tools and self.calls and (to.startswith(self.calls) or to in tools):
             return False, to.removeprefix(self.calls)
         channels = re.findall(r"<\|channel\|>\s*(\w+)", header)
-        return (channels[-1] if channels else to) in self.thinking, None
+        return bool(self.thinking & {channels[-1] if channels else to, marker}), None
 
 
 _LONGEST_HEADER = 512
@@ -154,7 +169,7 @@ class CallFormat:
     def other_markers(self) -> tuple[str, ...]:
         """The texts around messages, in which special tokens may occur."""
         channels = self.channels
-        heads = (*channels.opens, channels.message, *channels.ends) if channels else ()
+        heads = (*channels.opens, *channels.messages, *channels.ends) if channels else ()
         return (*self.text_starts, *self.text_ends, *heads)
 
 
@@ -168,6 +183,7 @@ THINKING: tuple[tuple[str, str], ...] = (
     ("<mm:think>", "</mm:think>"),
     ("<longcat_think>", "</longcat_think>"),
     ("<think:opensource>", "</think:opensource>"),
+    ("<ifm|think>", "</ifm|think>"),
     ("<|think:start|>", "<|think:end|>"),
     ("<|START_THINKING|>", "<|END_THINKING|>"),
     ("<|inner_prefix|>", "<|inner_suffix|>"),
@@ -183,13 +199,6 @@ UNLABELLED = {"<|channel>thought": "<|channel>"}
 _JSON_CALL = '{"name": "$name", "arguments": $arguments}'
 _LISTED: dict[str, Any] = {"opening": "[", "joint": ", ", "closing": "]"}
 _FUNCTION = "\n<function=$name>\n$parameters</function>\n"
-_DSML: dict[str, Any] = {
-    "syntax": Syntax.ELEMENTS,
-    "opening": "\n",
-    "joint": "",
-    "call": '<｜DSML｜invoke name="$name">\n$parameters</｜DSML｜invoke>\n',
-    "parameter": '<｜DSML｜parameter name="$key" string="$string">$value</｜DSML｜parameter>\n',
-}
 _MISTRAL = rf"(?P<name>{NAME})\s*(?:\[CALL_ID\]\s*(?P<id>\w+)\s*)?\[ARGS\]"
 _DEEPSEEK = (
     rf"(?:<｜tool▁call▁begin｜>)?\s*(?:function<｜tool▁sep｜>(?P<name>{NAME})\s*```json"
@@ -206,7 +215,7 @@ _HARMONY = Channels(
         "to=",
     ),
     begins=("<|start|>", "<|channel|>"),
-    message="<|message|>",
+    messages=("<|message|>",),
     thinking=frozenset({"analysis"}),
     ends=("<|end|>", "<|call|>"),
     calls="functions.",
@@ -214,9 +223,23 @@ _HARMONY = Channels(
 _MUSE = Channels(
     opens=("<|start|>", "<|message|>", "<|eom|>", "<|eot|>", "assistant", "to="),
     begins=("<|start|>",),
-    message="<|message|>",
+    messages=("<|message|>",),
     thinking=frozenset({"self"}),
     ends=("<|eom|>", "<|eot|>"),
+)
+_INKLING = Channels(
+    opens=("<|message_model|>",),
+    begins=("<|message_model|>",),
+    messages=("<|content_text|>", "<|content_thinking|>", "<|content_invoke_tool_json|>"),
+    thinking=frozenset({"<|content_thinking|>"}),
+    ends=("<|end_message|>",),
+)
+_FUNCTIONARY = Channels(
+    opens=(">>>",),
+    begins=(">>>",),
+    messages=("\n",),
+    thinking=frozenset(),
+    texts=frozenset({"all"}),
 )
 # The first row that a template matches is taken, so the more special rows come first.
 # fmt: off
@@ -226,6 +249,11 @@ FORMATS: tuple[CallFormat, ...] = (
         ends=("<|call|>", "<|end|>"),
         call="<|channel|>commentary to=functions.$name <|constrain|>json<|message|>$arguments",
         channels=_HARMONY),
+    CallFormat("inkling", Syntax.JSON, known=("<|message_model|>", "<|content_invoke_tool_json|>"),
+        cues=(("<|content_invoke_tool_json|>",),), starts=("<|content_invoke_tool_json|>",),
+        ends=("<|end_message|>",), call='{"name": "$name", "args": $arguments}', channels=_INKLING),
+    CallFormat("functionary_v3_2", Syntax.HEADED, cues=((">>>all", ">>>${recipient}"),), starts=(),
+        call="$name\n$arguments", joint=">>>", channels=_FUNCTIONARY),
     CallFormat("kimi_k3", Syntax.ELEMENTS, known=("<|open|>", "<|close|>", "<|sep|>", "<|end_of_msg|>"),
         starts=("<|open|>tools<|sep|>",), ends=("<|close|>tools<|sep|>",),
         call='<|open|>call tool="$name" index="$count"<|sep|>$parameters<|close|>call<|sep|>',
@@ -233,37 +261,9 @@ FORMATS: tuple[CallFormat, ...] = (
         block=('<|open|>json type="object"<|sep|>', "<|close|>json<|sep|>"), joint="",
         text_starts=("<|open|>response<|sep|>",),
         text_ends=("<|close|>response<|sep|>", "<|close|>message<|sep|>")),
-    CallFormat("deepseek_v32", cues=(("｜DSML｜", "function_calls>"),),
-        starts=("<｜DSML｜function_calls>",), ends=("</｜DSML｜function_calls>",), **_DSML),
-    CallFormat("deepseek_v4", cues=(("｜DSML｜", "tool_calls>"),), starts=("<｜DSML｜tool_calls>",),
-        ends=("</｜DSML｜tool_calls>",), **_DSML),
-    CallFormat("minimax_m3", Syntax.TAGS, cues=(("]<]minimax[>[",),),
-        starts=("]<]minimax[>[<tool_call>",), ends=("]<]minimax[>[</tool_call>",), opening="\n",
-        joint="", call=']<]minimax[>[<invoke name="$name">$arguments</invoke>\n',
-        quote="]<]minimax[>["),
-    CallFormat("minimax_m2", Syntax.ELEMENTS, cues=(("<minimax:tool_call>",),),
-        starts=("<minimax:tool_call>",), ends=("</minimax:tool_call>",), opening="\n", joint="",
-        call='<invoke name="$name">\n$parameters</invoke>\n',
-        parameter='<parameter name="$key">$value</parameter>\n'),
     CallFormat("gemma4", Syntax.OBJECT, cues=(("<|tool_call>", "<tool_call|>"),),
         starts=("<|tool_call>",), ends=("<tool_call|>",), call="call:$name$arguments", is_bare=True,
         quote='<|"|>'),
-    CallFormat("function_gemma", Syntax.OBJECT, cues=(("<start_function_call>",),),
-        starts=("<start_function_call>",), ends=("<end_function_call>",),
-        call="call:$name$arguments", quote="<escape>"),
-    CallFormat("longcat", Syntax.ELEMENTS, cues=(("<longcat_tool_call>",),),
-        starts=("<longcat_tool_call>",), ends=("</longcat_tool_call>",), call="$name\n$parameters",
-        parameter="<longcat_arg_key>$key</longcat_arg_key>\n"
-        "<longcat_arg_value>$value</longcat_arg_value>\n"),
-    CallFormat("hunyuan_v3", Syntax.ELEMENTS, cues=(("<tool_sep>", "<arg_key>"),),
-        starts=("<tool_calls>",), ends=("</tool_calls>",), opening="\n", joint="",
-        call="<tool_call>$name<tool_sep>\n$parameters</tool_call>\n",
-        parameter="<arg_key>$key</arg_key>\n<arg_value>$value</arg_value>\n"),
-    CallFormat("glm47", Syntax.ELEMENTS, cues=(("</arg_key><arg_value>",),), ends=("</tool_call>",),
-        call="$name$parameters", parameter="<arg_key>$key</arg_key><arg_value>$value</arg_value>"),
-    CallFormat("glm45", Syntax.ELEMENTS, cues=(("<arg_key>",),), ends=("</tool_call>",),
-        call="$name\n$parameters",
-        parameter="<arg_key>$key</arg_key>\n<arg_value>$value</arg_value>\n"),
     CallFormat("step3", Syntax.ELEMENTS, cues=(("steptml:invoke",),), starts=("<｜tool_calls_begin｜>",),
         ends=("<｜tool_calls_end｜>",), joint="",
         call='<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="$name">$parameters'
@@ -315,8 +315,6 @@ FORMATS: tuple[CallFormat, ...] = (
         starts=("[TOOL_CALLS]",), call="$name[CALL_ID]$id[ARGS]$arguments", header=_MISTRAL),
     CallFormat("mistral", Syntax.HEADED, cues=(("[TOOL_CALLS]", "[ARGS]"),), starts=("[TOOL_CALLS]",),
         call="$name[ARGS]$arguments", header=_MISTRAL),
-    CallFormat("mistral_list", Syntax.JSON, cues=(("[TOOL_CALLS]",),), starts=("[TOOL_CALLS]",),
-        call='{"name": "$name", "arguments": $arguments, "id": "$id"}', **_LISTED),  # up to Nemo
     CallFormat("muse_spark", Syntax.ELEMENTS, cues=(("<atem:function_calls>",),),
         starts=("<atem:function_calls>",), ends=("</atem:function_calls>",), opening="\n", joint="",
         call='<atem:invoke name="$name">\n$parameters</atem:invoke>\n',
@@ -332,33 +330,18 @@ FORMATS: tuple[CallFormat, ...] = (
         starts=("Action:\n```json\n", "Action: ```json\n"), ends=("```",),
         call='{"tool_name": "$name", "parameters": $arguments}', opening="[\n    ", joint=",\n    ",
         closing="\n]\n"),
-    CallFormat("apertus", Syntax.JSON, cues=(("<|tools_prefix|>",),), starts=("<|tools_prefix|>",),
-        ends=("<|tools_suffix|>",), call='{"$name": $arguments}', **_LISTED),
-    CallFormat("internlm2", Syntax.JSON, cues=(("<|action_start|>",),),
-        starts=("<|action_start|><|plugin|>",), ends=("<|action_end|>",),
-        call='\n{"name": "$name", "parameters": $arguments}'),
-    CallFormat("gigachat31", Syntax.JSON, cues=(("<|function_call|>",),), starts=("<|function_call|>",),
-        call=_JSON_CALL),
     CallFormat("gigachat3", Syntax.JSON,
         cues=(("function call<|role_sep|>",), ("function call", "<|role_sep|>", "<|message_sep|>")),
         starts=("<|message_sep|>\n\nfunction call<|role_sep|>\n",), call=_JSON_CALL),
     CallFormat("phi4_mini", Syntax.JSON, cues=(("<|tool|>", "<|/tool|>"),),
         known=("<|tool_call|>", "<|/tool_call|>"), starts=("<|tool_call|>", "functools"),
         ends=("<|/tool_call|>",), call=_JSON_CALL, **_LISTED),
-    CallFormat("functools", Syntax.JSON, cues=(("functools[",),), starts=("functools",),
-        call=_JSON_CALL, **_LISTED),  # Firefunction, and a template of Phi 4 mini
     CallFormat("granite", Syntax.JSON, cues=(("<|tool_call|>",),),
         starts=("<|tool_call|>", "<tool_call>"), call=_JSON_CALL,
         text_starts=("<response>",), text_ends=("</response>",), **_LISTED),
-    CallFormat("granite_code", Syntax.JSON, cues=(("<function_call>",),), starts=("<function_call>",),
-        call=f" {_JSON_CALL}"),
-    CallFormat("nemotron_nano", Syntax.JSON, cues=(("<TOOLCALL>",),), starts=("<TOOLCALL>",),
-        ends=("</TOOLCALL>",), call=_JSON_CALL, **_LISTED),
     CallFormat("hunyuan", Syntax.JSON, cues=(("<tool_calls>", "<answer>"),), starts=("<tool_calls>",),
         ends=("</tool_calls>",), call=_JSON_CALL, text_starts=("<answer>",), text_ends=("</answer>",),
         **_LISTED),
-    CallFormat("tool_calls", Syntax.JSON, cues=(("<tool_calls>",),), starts=("<tool_calls>",),
-        ends=("</tool_calls>",), call=_JSON_CALL, **_LISTED),  # Apriel, Jamba, MiniMax M1
     CallFormat("functionary", Syntax.HEADED, cues=(("<function=", "</function>"),),
         starts=("<function=",), call="$name>$arguments</function>", header=f"(?P<name>{NAME})>"),
     CallFormat("ernie", Syntax.JSON, cues=(("<tool_call>", "<tool_output>", "<response>"),),

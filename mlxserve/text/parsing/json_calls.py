@@ -15,7 +15,7 @@ from mlxserve.text.parsing.values import json_value, kind_of
 
 _NAMES = frozenset({"name", "tool_name", "function"})
 _IDS = frozenset({"id", "tool_call_id"})
-_ARGUMENTS = frozenset({"arguments", "parameters"})
+_ARGUMENTS = frozenset({"arguments", "parameters", "args"})
 _OTHERS = frozenset({"type", "description", "thoughts"})  # keys that are not a tool's name
 _LONGEST_HEADER = 512
 

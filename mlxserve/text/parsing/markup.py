@@ -98,7 +98,7 @@ _TAG = re.compile(r"<[^<>\s]+>|\[[^\[\]\n]+\]")
 def markup_of(wrapper: Any, row: CallFormat | None) -> Markup:
     """Return the markup of the model whose tokenizer mlx-lm has wrapped, and whose calls are in `row`."""
     template, vocabulary = template_text(wrapper), wrapper.get_vocab()
-    if row is not None and row.channels and row.channels.message not in vocabulary:
+    if row is not None and row.channels and not _knows(vocabulary, row.channels.messages):
         row = replace(row, channels=None)
     has_channels = row is not None and row.channels is not None
     thinking = None if has_channels else _thinking(template, vocabulary)
@@ -125,6 +125,10 @@ def markup_of(wrapper: Any, row: CallFormat | None) -> Markup:
         call_tokens=call_tokens - tokens,
     )
     return _with_harmony(markup, wrapper) if row is not None and row.name == "harmony" else markup
+
+
+def _knows(vocabulary: Container[str], markers: Sequence[str]) -> bool:
+    return all(marker in vocabulary or not marker.strip() for marker in markers)
 
 
 def template_text(wrapper: Any) -> str:

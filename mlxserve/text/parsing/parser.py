@@ -286,18 +286,20 @@ class TurnParser:
         assert self._row.channels is not None
         channels = self._row.channels
         self._held += text
-        header, message, rest = self._held.partition(channels.message)
-        if not channels.may_be(header, is_whole=bool(message)):
+        header, message, rest = channels.split(self._held)
+        tools = frozenset(str(tool["function"]["name"]) for tool in self._turn.tools)
+        tools = tools if self._turn.may_call else frozenset()
+        if not channels.may_be(header, tools, is_whole=bool(message)):
             return (yield from self._refuse_header())
         if not message:
             return None
         self._held, self._left = "", None
-        tools = frozenset(str(tool["function"]["name"]) for tool in self._turn.tools)
-        is_thinking, name = channels.read(header, tools if self._turn.may_call else None)
+        is_thinking, name = channels.read(header, message, tools)
         self._enter(Part.THINKING if is_thinking else Part.TEXT)
         if name is not None:
-            self._enter_call(name=name)
-        return rest
+            spoken = Edge(f"{header}{message}", Part.CALL) if channels.texts else None
+            self._enter_call(spoken, name=name)
+        return f"{message}{rest}" if message in self._row.starts else rest
 
     def _refuse_header(self) -> Generator[Event, None, str]:
         """Continue after text that is no header: a message without one, or more text.

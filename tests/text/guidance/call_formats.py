@@ -16,6 +16,7 @@ from mlxserve.text.parsing.formats import FORMATS
 from mlxserve.text.parsing.markup import Markup
 from mlxserve.text.parsing.turn import Event, ToolCall, ToolCallDelta, join_calls
 from mlxserve.text.tokenizer import Tokenizer
+from tests.text.learnt_rows import LEARNT
 
 # Few bytes, and work without end: all ways to cut a run of x into 128 pieces. LATE starts with it
 # after three digits, whose masks are quick.
@@ -35,7 +36,7 @@ TOOLS: list[dict[str, Any]] = [
     {"type": "function", "function": {"name": "look", "parameters": LOOK}},
     {"type": "function", "function": {"name": "rest"}},
 ]
-FAMILIES = {row.name: row for row in FORMATS}
+FAMILIES = {row.name: row for row in (*FORMATS, *LEARNT)}
 
 
 def markup(name: str) -> Markup:

@@ -86,13 +86,13 @@ def test_with_structure_and_tools_the_answer_follows_either(planner: Planner) ->
 # ---- markers of several tokens, with a tokenizer that has the family's special tokens
 
 SPECIAL = {
-    "function_gemma": ["<start_function_call>", "<end_function_call>", "<escape>"],
+    "gemma4": ["<|tool_call>", "<tool_call|>", '<|"|>'],
     "kimi_k3": ["<|open|>", "<|close|>", "<|sep|>", "<|end_of_msg|>"],
     "minicpm5": [],
     "muse_spark": [],
 }
 TEMPLATES = {
-    "function_gemma": "<start_function_call>{{ tools }}",
+    "gemma4": "<|tool_call><tool_call|>{{ tools }}",
     "kimi_k3": "{{ tools }}",
     "minicpm5": '<function name="<param name="{{ tools }}',
     "muse_spark": "<atem:function_calls>{{ tools }}",

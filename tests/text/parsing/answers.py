@@ -18,6 +18,7 @@ from mlxserve.text.parsing.turn import (
     ToolCallDelta,
     join_calls,
 )
+from tests.text.learnt_rows import LEARNT
 
 
 def tool(name: str, **properties: Any) -> dict[str, Any]:
@@ -51,8 +52,16 @@ TOOLS = [
     ),
 ]
 TURN = AssistantTurn(tools=TOOLS)
-ROWS = {row.name: row for row in FORMATS}
+ROWS = {row.name: row for row in (*FORMATS, *LEARNT)}
 HTML = ("<think>", "</think>")
+# Formats of several messages: the headers of a text, and of a message of calls.
+TEXT_HEADERS = {
+    "harmony": "<|channel|>final<|message|>",
+    "muse_spark": "to=user<|message|>",
+    "inkling": "<|message_model|><|content_text|>",
+    "functionary_v3_2": "all\n",
+}
+CALL_HEADERS = {"muse_spark": "to=look<|message|>", "inkling": "<|message_model|>look"}
 
 
 def markup(name: str, thinking: tuple[str, str] = HTML) -> Markup:

@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from mlxserve.text.parsing.formats import FORMATS, Syntax
+from mlxserve.text.parsing.formats import Syntax
 from mlxserve.text.parsing.writing import write_calls
-from tests.text.parsing.answers import ROWS, markup, parse, parse_in_pieces
+from tests.text.parsing.answers import CALL_HEADERS, ROWS, markup, parse, parse_in_pieces
 
 VALUES = [
     "{}",
@@ -24,7 +24,7 @@ VALUES = [
 ]
 # The other values are in JSON or in Python's quotes, which escape.
 MARKED = (Syntax.ELEMENTS, Syntax.OBJECT, Syntax.TAGS)
-NAMES = [row.name for row in FORMATS if row.syntax in MARKED]
+NAMES = [row.name for row in ROWS.values() if row.syntax in MARKED]
 
 
 def markers_of(name: str) -> list[str]:
@@ -41,7 +41,7 @@ def markers_of(name: str) -> list[str]:
 
 
 def written(name: str, value: str, others: dict[str, object]) -> str:
-    lead = "to=write<|message|>" if ROWS[name].channels else ""
+    lead = CALL_HEADERS.get(name, "")
     return lead + write_calls(
         ROWS[name], [("write", {"path": "a", "content": value, **others}, None)]
     )

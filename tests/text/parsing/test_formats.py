@@ -10,11 +10,18 @@ from typing import Any
 import pytest
 
 from mlxserve.text.format_choice import recognise
-from mlxserve.text.parsing.formats import FORMATS
 from mlxserve.text.parsing.json_text import repaired_json
 from mlxserve.text.parsing.turn import AssistantTurn
 from mlxserve.text.parsing.values import arguments_object, json_value
-from tests.text.parsing.answers import ROWS, markup, parse, parse_in_pieces, tool
+from tests.text.parsing.answers import (
+    CALL_HEADERS,
+    ROWS,
+    TEXT_HEADERS,
+    markup,
+    parse,
+    parse_in_pieces,
+    tool,
+)
 
 CALLED = [("look", {"at": "ü", "n": 2})]
 OBJECT = '{"at": "ü", "n": 2}'
@@ -84,6 +91,10 @@ WRITTEN = {
     "muse_spark": '<atem:function_calls>\n<atem:invoke name="look">\n<atem:parameter name="at">ü'
     '</atem:parameter>\n<atem:parameter name="n">2</atem:parameter>\n</atem:invoke>\n'
     "</atem:function_calls>",
+    "inkling": f'<|content_invoke_tool_json|>{{"name": "look", "args": {OBJECT}}}<|end_message|>',
+    "inkling, in a message": "<|end_message|><|message_model|>look<|content_invoke_tool_json|>"
+    f'{{"name": "look", "args": {OBJECT}}}<|end_message|>',
+    "functionary_v3_2": f">>>look\n{OBJECT}",
     "mistral": f"[TOOL_CALLS]look[ARGS]{OBJECT}",
     "mistral, with an id": f"[TOOL_CALLS]look[CALL_ID]123456789[ARGS] {OBJECT}",
     "mistral, as a list": f"[TOOL_CALLS] [{NAMED}]",
@@ -141,16 +152,15 @@ def test_every_format_has_a_case() -> None:
 def test_a_call_is_read_in_pieces_of_any_size() -> None:
     for case in WRITTEN:
         family = markup(row_of(case))
-        lead = "to=user<|message|>Yes. " if family.format and family.format.channels else "Yes. "
-        found = parse_in_pieces(f"{lead}{WRITTEN[case]}", family)
+        lead = TEXT_HEADERS.get(row_of(case), "")
+        found = parse_in_pieces(f"{lead}Yes. {WRITTEN[case]}", family)
         assert (found.text, found.calls) == ("Yes.", CALLED), case
 
 
 def test_a_call_that_was_cut_off_is_never_another_call() -> None:
     for case in WRITTEN:
         family, text = markup(row_of(case)), WRITTEN[case]
-        if family.format and family.format.channels:
-            text = f"to=look<|message|>{text}"
+        text = f"{CALL_HEADERS.get(row_of(case), '')}{text}"
         for end in range(len(text)):
             for name, arguments in parse(text[:end], family).calls:
                 assert (name, arguments) in CALLED or isinstance(arguments, str), text[:end]
@@ -175,7 +185,7 @@ ODD = [
 @pytest.mark.parametrize("value", ODD, ids=[one[:12] for one in ODD])
 def test_no_value_makes_a_reader_fail_or_leaves_text_that_cannot_be_sent(value: str) -> None:
     for case, text in WRITTEN.items():
-        lead = "to=look<|message|>" if row_of(case) == "muse_spark" else ""
+        lead = CALL_HEADERS.get(row_of(case), "")
         for replaced in ('"ü"', "ü", "2"):
             found = parse(lead + text.replace(replaced, value), markup(row_of(case)), parsed=str)
             for name, arguments in found.calls:
@@ -229,7 +239,9 @@ def test_any_mixture_of_a_formats_pieces_is_read_in_pieces_of_any_size() -> None
             parse_in_pieces("".join(rng.choices(fragments, k=rng.randrange(1, 12))), family)
 
 
-@pytest.mark.parametrize("name", [row.name for row in FORMATS if row.ends and row.joint is None])
+@pytest.mark.parametrize(
+    "name", [row.name for row in ROWS.values() if row.ends and row.joint is None]
+)
 def test_a_section_that_was_not_closed_ends_at_the_next_one(name: str) -> None:
     row = ROWS[name]
     if not row.start or row.channels:
@@ -518,6 +530,19 @@ ANSWERS: list[tuple[str, str, str, str, list[tuple[str, Any]]]] = [
         [],
     ),
     ("harmony", harmony("commentary to=python <|constrain|>code", "1 + 1"), "1 + 1", "", []),
+    # ---- Inkling's and Functionary's messages
+    (
+        "inkling",
+        "<|message_model|><|content_thinking|>Hm.<|end_message|><|message_model|><|content_text|>Yes."
+        '<|end_message|><|message_model|>a<|content_invoke_tool_json|>{"name": "a", "args": {"q": "1"}}'
+        '<|end_message|><|message_model|>b<|content_invoke_tool_json|>{"name": "b", "args": {"q": "2"}}',
+        "Yes.",
+        "Hm.",
+        CALLS_A_B,
+    ),
+    ("functionary_v3_2", 'a\n{"q": "1"}>>>b\n{"q": "2"}', "", "", CALLS_A_B),
+    ("functionary_v3_2", "all\nSee >>> a\n>>>c\n{}", "See >>> a\n>>>c\n{}", "", []),
+    ("functionary_v3_2", "rest\nis what I need", "rest\nis what I need", "", []),
     # ---- Muse Spark's messages
     (
         "muse_spark",
@@ -618,7 +643,7 @@ def test_thinking_in_a_familys_own_markers_is_told_from_text() -> None:
 
 def test_without_tools_a_call_of_any_format_is_text() -> None:
     for case, text in WRITTEN.items():
-        if case != "muse_spark":
+        if row_of(case) not in TEXT_HEADERS:
             assert parse(text, markup(row_of(case)), AssistantTurn()).text == text, case
 
 
@@ -629,18 +654,11 @@ TEMPLATES = {
     "<tool_call>\\n<function=example>\\n<parameter=x>": "qwen3_coder",
     "{{ '<tool_call>' }}{{ '<function=' }}{{ '<parameter=' }}": "qwen3_coder",
     "<seed:tool_call>\n<function=f>\n<parameter=p>": "seed_oss",
-    "<tool_call>{name}\n<arg_key>{k}</arg_key>\n<arg_value>": "glm45",
-    "<tool_call>{name}<arg_key>{k}</arg_key><arg_value>": "glm47",
-    "<minimax:tool_call>": "minimax_m2",
-    "set ns = ']<]minimax[>[' <tool_call> <mm:think>": "minimax_m3",
-    "dsml_token = '｜DSML｜' 'function_calls>'": "deepseek_v32",
-    "dsml_token = '｜DSML｜' 'tool_calls>'": "deepseek_v4",
     "<｜tool▁calls▁begin｜> + tool['type'] + '<｜tool▁sep｜>' + '\\n```json'": "deepseek_v3",
     "<｜tool▁calls▁begin｜> + name + '<｜tool▁sep｜>'": "deepseek_v31",
     "<|tool_calls_section_begin|><|tool_call_begin|>": "kimi_k2",
     "[TOOL_CALLS] + name + [CALL_ID] + id + [ARGS]": "mistral_id",
     "[TOOL_CALLS] + name + [ARGS]": "mistral",
-    "[TOOL_CALLS] [": "mistral_list",
     '"parameters": dictionary of argument name and its value': "llama3",
     "<|python_tag|>": "llama3",
     "Use exact format: [func_name1(param1=value1, param2=value2), func_name2(...)]": "bare_pythonic",
@@ -651,11 +669,6 @@ TEMPLATES = {
     "Action:\n```json\n[{ 'tool_name'": "command_r",
     "<|tool_call|>": "granite",
     "'<|tool|>' + tools + '<|/tool|>'": "phi4_mini",
-    "functools[{": "functools",
-    "<TOOLCALL>[": "nemotron_nano",
-    "<tool_calls>[{": "tool_calls",
-    "<|tools_prefix|>": "apertus",
-    "<|function_call|>": "gigachat31",
     "function call<|role_sep|>": "gigachat3",
     '[{"name": "tool_call_name", "arguments"': "xlam",
     "<|tool_call:begin|>": "solar_open",
@@ -672,8 +685,8 @@ def test_a_format_is_recognised_by_its_template() -> None:
 def test_a_format_is_recognised_by_tokens_and_by_name_where_the_template_is_silent() -> None:
     [kimi] = recognise("{{ tools }}", {"<|open|>", "<|close|>", "<|sep|>", "<|end_of_msg|>"})
     assert kimi.name == "kimi_k3"
-    [laguna] = recognise("", named="laguna")
-    assert laguna.name == "glm47"
+    [named] = recognise("", named="json_tools")
+    assert named.name == "json_tools"
     assert recognise("{{ tools }}", {"<|open|>"}, "of next year") == ()
 
 

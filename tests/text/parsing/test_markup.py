@@ -234,8 +234,8 @@ def test_the_setting_of_a_tokenizer_tells_the_format_where_its_template_does_not
     tokenizer_with([], "{{ tools }}")
     config = json.loads((tmp_path / "tokenizer_config.json").read_text())
     (tmp_path / "tokenizer_config.json").write_text(
-        json.dumps({**config, "tool_parser_type": "laguna"})
+        json.dumps({**config, "tool_parser_type": "pythonic"})
     )
     markup = Tokenizer(tmp_path).markup
     assert markup.format is not None
-    assert markup.format.name == "glm47"
+    assert markup.format.name == "pythonic"

@@ -13,6 +13,7 @@ from mlxserve.text.parsing.turn import AssistantTurn
 from tests.text.parsing.answers import (
     HTML,
     ROWS,
+    TEXT_HEADERS,
     TURN,
     ParsedAnswer,
     markup,
@@ -31,7 +32,7 @@ SHAPES = (
 )
 K3 = ("<|open|>think<|sep|>", "<|close|>think<|sep|>")
 THINKING = {**THINKS, "kimi_k3": K3}
-ANY = [name for name in ROWS if name not in ("harmony", "muse_spark")]
+ANY = [name for name in ROWS if name not in TEXT_HEADERS]
 
 
 def family(name: str) -> Markup:
@@ -42,7 +43,7 @@ def markers_of(name: str) -> list[str]:
     """Of a format's thinking, calls, texts and headers."""
     row, found = ROWS[name], family(name)
     channels = row.channels
-    headers = (*channels.opens, channels.message, *channels.ends) if channels else ()
+    headers = (*channels.opens, *channels.messages, *channels.ends) if channels else ()
     pieces = re.split(r"\$\w+", f"{row.call}$_{row.parameter}")
     around = (*row.starts, *row.ends, *row.text_starts, *row.text_ends, *(found.thinking or ()))
     return sorted({one for one in (*around, *headers, *pieces) if one.strip()})
@@ -50,10 +51,8 @@ def markers_of(name: str) -> list[str]:
 
 def leads_of(name: str) -> list[tuple[str, bool, str]]:
     """What precedes a text: (the answer so far, whether the prompt opened thinking, the thoughts)."""
-    if name == "harmony":
-        return [(harmony("final", ""), False, "")]
-    if name == "muse_spark":
-        return [("to=user<|message|>", False, "")]
+    if name in TEXT_HEADERS:
+        return [(TEXT_HEADERS[name], False, "")]
     begin, end = THINKING.get(name, HTML)
     return [
         ("", False, ""),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mlxserve.text.parsing.writing import write_calls
-from tests.text.parsing.answers import ROWS, markup, parse
+from tests.text.parsing.answers import CALL_HEADERS, ROWS, markup, parse
 
 NASTY = 'say "hi", it\'s <b> & </b> {x} [y], z: 1, a=2) 🙂 ü\\n \\ \t'
 ARGUMENTS: list[dict[str, Any]] = [
@@ -26,8 +26,7 @@ def written(name: str, calls: list[tuple[str, dict[str, Any]]]) -> str:
     row = ROWS[name]
     ids = (f"abcdefgh{number}" for number in range(1, 9))
     text = write_calls(row, [(*call, call_id) for call, call_id in zip(calls, ids, strict=False)])
-    is_message = row.channels is not None and row.channels.calls is None
-    return f"to=look<|message|>{text}" if is_message else text
+    return f"{CALL_HEADERS.get(name, '')}{text}"
 
 
 def test_written_calls_are_read_back() -> None:
