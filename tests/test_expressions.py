@@ -11,14 +11,16 @@ from typing import Any
 
 import pytest
 
-from tests.expressions import expressions, expressions_of, matcher, superlinear
+from tests.expressions import expressions, expressions_of, matcher, superlinear, timed_as
 
 
 def test_every_expression_of_the_product_is_linear() -> None:
     found = list(expressions())
     assert len(found) > 100, "some are not found"
     matchers = {
-        (one.pattern, method): (one, run) for one in found for method, run in one.matchers.items()
+        (one.pattern, timed_as(method)): (one, run)
+        for one in found
+        for method, run in one.matchers.items()
     }
     slow = {}
     for (pattern, method), (one, run) in matchers.items():

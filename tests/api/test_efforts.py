@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
+from itertools import cycle
 from typing import Any
 
 import pytest
@@ -45,6 +46,15 @@ BODIES: Mapping[str, Callable[[str], dict[str, Any]]] = {
 }
 
 
+def _each_once(rules: Iterable[str]) -> list[tuple[str, str]]:
+    """Pairs of (rule, path) with each rule and each path: an API reads a body before any rule is asked.
+
+    All paths are with the first rule, the others take turns.
+    """
+    first, *others = rules
+    return [(first, path) for path in BODIES] + list(zip(others, cycle(BODIES)))
+
+
 @pytest.fixture(scope="module")
 def family_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Family]]:
     made: list[Family] = []
@@ -61,8 +71,7 @@ def family_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[...
         each.chat.close()
 
 
-@pytest.mark.parametrize("path", BODIES)
-@pytest.mark.parametrize("rule", SHOWN)
+@pytest.mark.parametrize(("rule", "path"), _each_once(SHOWN))
 def test_each_effort_is_mapped_to_the_nearest_that_the_template_accepts(
     family_of: Callable[..., Family], rule: str, path: str
 ) -> None:
@@ -239,8 +248,7 @@ KINDS = (
 )
 
 
-@pytest.mark.parametrize("path", BODIES)
-@pytest.mark.parametrize("rule", KINDS)
+@pytest.mark.parametrize(("rule", "path"), _each_once(KINDS))
 def test_each_spelling_of_every_api_turns_thinking_off_and_on(
     family_of: Callable[..., Family], rule: str, path: str
 ) -> None:
@@ -252,8 +260,7 @@ def test_each_spelling_of_every_api_turns_thinking_off_and_on(
             assert family.prompt.count("[effort ") == bool(SHOWN[rule][level]), fields
 
 
-@pytest.mark.parametrize("path", BODIES)
-@pytest.mark.parametrize("rule", ["qwen 3.8", "hy 3", "seed oss"])
+@pytest.mark.parametrize(("rule", "path"), _each_once(["qwen 3.8", "hy 3", "seed oss"]))
 def test_no_effort_and_no_variable_is_refused(
     family_of: Callable[..., Family], rule: str, path: str
 ) -> None:
