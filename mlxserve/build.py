@@ -466,7 +466,7 @@ def _disk(
     tier.flush(_INDEX_SECONDS)
     kinds = [page_records(part.kv.nbytes_of(1))]
     if part.group is not None and part.windows is not None:
-        kinds.append(window_records(part.windows.kv.nbytes_of(1), part.group.window.num_seen))
+        kinds.append(window_records(part.windows.kv.nbytes_of(1)))
     if loaded.has_states:
         kinds.append(state_records(loaded.state_nbytes))
     return DiskCache(tier, pace, kinds, page_size=config.page_size)

@@ -227,6 +227,7 @@ class LiveRequest:
     page_table: PageTable = field(default_factory=as_page_table)
     window_table: PageTable = field(default_factory=as_page_table)  # pages of sliding-window layers
     window_first: int = 0  # its pages before this one are not the request's
+    disk_base: int = 0  # it can continue after its pages before this one if nothing is read
     disk_first: int = 0  # its pages before this one were in memory when it began
     disk_end: int = 0  # its pages up to this one are read from disk where they are not computed
     disk_resume: int = 0  # page from which it is read again, after one that was lost

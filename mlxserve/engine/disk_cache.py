@@ -31,14 +31,12 @@ class RecordKind:
     name: of the kind
     suffix: appended to the hash of a page for a record's name
     unit_bytes: size of a record's payload
-    num_at_end: units to read after the last page of a prefix
     max_at_once: maximum units to write at once
     """
 
     name: str
     suffix: bytes
     unit_bytes: int
-    num_at_end: int = 0
     max_at_once: int = 256
 
     def record(self, hash_: bytes) -> bytes:
@@ -50,8 +48,8 @@ def page_records(unit_bytes: int) -> RecordKind:
     return RecordKind("pages", b"", unit_bytes)
 
 
-def window_records(unit_bytes: int, num_at_end: int) -> RecordKind:
-    return RecordKind("windows", b"w", unit_bytes, num_at_end)
+def window_records(unit_bytes: int) -> RecordKind:
+    return RecordKind("windows", b"w", unit_bytes)
 
 
 def state_records(unit_bytes: int) -> RecordKind:
@@ -82,8 +80,6 @@ class DiskCache:
         self._page_size = page_size
         self._clock = clock
         self._unwritten = {kind.name: Unwritten(tier, kind.unit_bytes) for kind in kinds}
-        self._page_bytes = kinds[0].unit_bytes
-        self._end_bytes = sum(kind.num_at_end * kind.unit_bytes for kind in kinds)
         # Tickets of loads that were given up and are not answered yet.
         self._overdue: set[int] = set()
 
@@ -139,8 +135,8 @@ class DiskCache:
         """True if the unit of this kind with this hash is on disk."""
         return self.kinds[kind].record(hash_) in self.tier
 
-    def pays(self, num_tokens: int, /) -> bool:
-        """True if reading the pages of `num_tokens` is probably faster than computing them.
+    def pays(self, num_tokens: int, num_units: Mapping[str, int], /) -> bool:
+        """True if reading `num_units` of each kind is probably faster than computing `num_tokens`.
 
         False while the disk has not answered a load that was given up.
         """
@@ -150,7 +146,7 @@ class DiskCache:
         seconds = self._pace.prompt_seconds(num_tokens)
         if not rate or seconds is None:
             return True
-        num_bytes = num_tokens / self._page_size * self._page_bytes + self._end_bytes
+        num_bytes = sum(count * self.kinds[kind].unit_bytes for kind, count in num_units.items())
         return num_bytes / rate < seconds
 
     def patience(self, num_pages: int) -> float:

@@ -126,7 +126,7 @@ class Transfers:
             for end, units in zip(self._moves.ends, load.ends, strict=load.is_last):
                 names += map(self._disk.kinds[end.name].record, _hashes(units))
             ticket = self._disk.tier.load(names)
-            deadline = self._clock() + self._disk.patience(len(load.pages))
+            deadline = self._clock() + self._disk.patience(load.num_saved)
             self._pending[ticket] = _PendingLoad(load, deadline)
 
     def write_idle(self) -> bool:
@@ -224,7 +224,7 @@ class Transfers:
             if load.is_wanted:
                 log.info(
                     "%d pages of request %s are computed, as the disk takes longer to return them",
-                    len(load.pages),
+                    load.num_saved,
                     load.request.id,
                 )
                 self._finish(load, ())

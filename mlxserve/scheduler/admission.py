@@ -16,7 +16,7 @@ from mlxserve.core.config import SchedulerConfig
 from mlxserve.core.stats import SchedulerStats
 from mlxserve.request import LiveRequest, Request
 from mlxserve.scheduler.limit import Limit, LimitReason, limit
-from mlxserve.scheduler.page_tables import PageTables
+from mlxserve.scheduler.page_tables import PageTables, Reading
 from mlxserve.scheduler.prefix_cache import Tail
 from mlxserve.scheduler.roster import Roster
 from mlxserve.scheduler.step import Step
@@ -46,9 +46,9 @@ class Candidate:
     request: LiveRequest
     verdict: Verdict
     cached: Sequence[int] = ()  # cached pages, from its first page on
-    num_on_disk: int = 0  # pages after these that it reads from disk
+    reading: Reading | None = None  # what it reads from disk before it computes
     tail: Tail | None = None  # the page that it copies after these
-    share: Limit | None = None  # None if it begins with pages from the disk
+    share: Limit | None = None  # None if it reads from disk first
     awaited: bytes | None = None  # hash of the last page that others are computing
 
 
@@ -139,8 +139,9 @@ class Admission:
         request, tables = LiveRequest(asked), self._tables
         tables.cache.share_hashes(request)
         num_pages = len(tables.cache.match(request))
+        if (reading := tables.reading(request, num_pages)) is not None:
+            num_pages = reading.reach
         tables.cache.forget(request)
-        num_pages += tables.num_on_disk(request, num_pages)
         return num_pages * self._pool.page_size
 
     def _in_order(self, now: int, first: LiveRequest | None) -> Iterator[LiveRequest]:
@@ -161,14 +162,15 @@ class Admission:
             return Candidate(request, Verdict.STOP)
         if self._lacks_memory(request, cached, supply):
             return Candidate(request, Verdict.PASS)
-        num_on_disk = self._tables.num_on_disk(request, len(cached))
-        if num_on_disk and self._can_read(supply):
-            return Candidate(request, Verdict.START, cached, num_on_disk)
+        reading = self._tables.reading(request, len(cached))
+        if reading is not None and self._can_read(supply):
+            found = cache.known(request)[: reading.reach]
+            return Candidate(request, Verdict.START, found, reading)
         tail = self._tail(request, cached, supply.num_pages)
         start = len(cached) * self._pool.page_size + (tail.num_tokens if tail else 0)
         share = self._first_share(request, start, step, supply)
         verdict = self._verdict(request, start, share)
-        return Candidate(request, verdict, cached, 0, tail, share)
+        return Candidate(request, verdict, cached, None, tail, share)
 
     @staticmethod
     def _verdict(request: LiveRequest, start: int, share: Limit) -> Verdict:

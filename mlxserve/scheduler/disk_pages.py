@@ -4,9 +4,10 @@
         ▲                                            │
         └──── Load ◀── a request that finds them ◀───┘          (where that fails, it computes them)
 
-A page on disk is found by its hash, after the last page that is found in memory. A request whose
-pages are being read holds the pages that they are read to, and the plan skips it until they are
-there. So no request that holds pages waits for one that holds none (vllm#44560).
+A page on disk is found by its hash, after the last page that is found in memory; so are the units with which
+a request continues after its pages. What memory has is not read. A request whose units are being read holds
+those that they are read to, and the plan skips it until they are there. So no request that holds pages waits
+for one that holds none (vllm#44560).
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ class Disk(Protocol):
     def has(self, kind: str, hash_: bytes, /) -> bool:
         """Return True if the unit of this kind with this hash is on disk."""
 
-    def pays(self, num_tokens: int, /) -> bool:
-        """Return True if reading the pages of `num_tokens` is probably faster than computing them."""
+    def pays(self, num_tokens: int, num_units: Mapping[str, int], /) -> bool:
+        """Return True if reading `num_units` of each kind is probably faster than computing `num_tokens`."""
 
     def use(self, uses: Mapping[str, Uses], /) -> None:
         """Record that a request has just used these units, by their kinds."""
@@ -67,12 +68,14 @@ class Save:
 class Load:
     """The pages of `run` to read into these pages of the pool.
 
+    num_saved: pages to compute if these are not read
     ends: with the last pages, the units of each other kind that the request needs to continue
     """
 
     request: LiveRequest
     run: PageRun
     pages: tuple[int, ...]
+    num_saved: int
     ends: tuple[Units, ...] = ()
 
     @property
@@ -123,17 +126,25 @@ class DiskPages:
         plan, self._plan = self._plan, DiskPlan()
         return plan
 
-    def num_found(self, hashes: Sequence[bytes], first: int, end: int) -> int:
-        """Return how many of the pages first .. end are to be read instead of computed."""
+    def reach(self, hashes: Sequence[bytes], first: int, num_known: int, end: int) -> int:
+        """Return after how many of the first `end` pages a request can continue if it reads from disk.
+
+        That is `first` if there is nothing to read, or computing is faster.
+
+        first: pages that it can continue after without reading
+        num_known: pages in memory
+        """
         if self._disk is None:
-            return 0
-        num_pages = self._disk.num_leading(hashes[first:end])
-        if self._ends and num_pages:
-            reach = num_usable(self._ends, hashes, first + num_pages, self._is_on_disk)
-            num_pages = max(0, reach - first)
-        if not num_pages or not self._disk.pays(num_pages * self._pool.page_size):
-            return 0
-        return num_pages
+            return first
+        reach = num_known + self._disk.num_leading(hashes[num_known:end])
+        if self._ends and reach > first:
+            reach = num_usable(self._ends, hashes, reach, self._is_available)
+        if reach <= first:
+            return first
+        num_units = {end.name: end.num_to_read(hashes, reach) for end in self._ends}
+        num_units[self._kinds[0].name] = max(0, reach - num_known)
+        is_worth_it = self._disk.pays((reach - first) * self._pool.page_size, num_units)
+        return reach if is_worth_it else first
 
     def save(self, request: LiveRequest, number: int | None = None) -> Save | None:
         """Plan to write the request's full pages that no other request holds and that are not on disk.
@@ -152,6 +163,12 @@ class DiskPages:
     def _is_on_disk(self, kind: UnitKind) -> Has:
         assert self._disk is not None, "there is a disk"
         return partial(self._disk.has, kind.name)
+
+    def _is_available(self, end: EndKind) -> Has:
+        is_on_disk = self._is_on_disk(end)
+        return (
+            (lambda hash_: end.has(hash_) or is_on_disk(hash_)) if end.holds_found else is_on_disk
+        )
 
     def use(self, request: LiveRequest) -> None:
         """Record that a request has just used its pages."""
@@ -216,17 +233,22 @@ class DiskPages:
         resume = request.num_computed // self._pool.page_size + 1
         num_pages = 0
         if not self._ends:
-            num_pages = self.num_found(request.page_hashes, resume, request.disk_end)
+            reach = self.reach(request.page_hashes, resume, resume, request.disk_end)
+            num_pages = reach - resume
         request.disk_resume = resume if num_pages else 0
         request.disk_end = resume + num_pages if num_pages else 0
 
     def load(self, request: LiveRequest, end: int) -> None:
-        """Plan to read the request's pages up to page `end` into its page table, after the computed ones."""
+        """Plan to read the request's pages up to page `end` into its page table, after the computed ones.
+
+        With page `disk_end` the units of the other kinds are read, where memory lacks them.
+        """
         first = request.num_computed // self._pool.page_size
-        assert first < end <= request.disk_end, "nothing is to be read"
-        request.loading = PageRun(first, tuple(request.page_hashes[first:end]))
-        pages = tuple(request.page_table[first:end])
         ends: tuple[Units, ...] = ()
         if end == request.disk_end:
             ends = tuple(kind.load(request, end) for kind in self._ends)
-        self._plan.loads.append(Load(request, request.loading, pages, ends))
+        assert first < end <= request.disk_end or any(ends), "nothing is to be read"
+        request.loading = PageRun(first, tuple(request.page_hashes[first:end]))
+        pages = tuple(request.page_table[first:end])
+        num_saved = end - (request.disk_base if ends else first)
+        self._plan.loads.append(Load(request, request.loading, pages, num_saved, ends))

@@ -51,9 +51,11 @@ class Moves:
 
         has_ends: the units that other kinds need to continue after them were read, too
         """
-        request, first = load.request, load.run.first
+        request, first, end = load.request, load.run.first, load.run.first + num_pages
         self._tables.finish_load(request, load, num_pages, has_ends=has_ends)
-        self._roster.pages_published(request.page_hashes[first : first + num_pages])
+        if has_ends:
+            first = request.disk_base  # pages that were of no use without what was read
+        self._roster.pages_published(request.page_hashes[first:end])
         self._tables.release_unused()
 
     def pop_dropped(self) -> Sequence[tuple[str, list[int]]]:

@@ -22,6 +22,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
+from typing import NamedTuple
 
 from mlxserve.cache.kinds.full_pages import FullPages
 from mlxserve.cache.kinds.kind import EndKind, Start, UnitKind, num_usable
@@ -34,6 +35,17 @@ from mlxserve.scheduler.capacity import Capacity
 from mlxserve.scheduler.disk_pages import LOAD_PAGES, Disk, DiskPages, Load, Save
 from mlxserve.scheduler.pins import Pins
 from mlxserve.scheduler.prefix_cache import PrefixCache, Tail
+
+
+class Reading(NamedTuple):
+    """How far a request gets with what it reads from disk.
+
+    base: pages that it can continue after if nothing is read
+    reach: pages that it can continue after once it has been read
+    """
+
+    base: int
+    reach: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,19 +124,24 @@ class PageTables:
     # ---- tables begin and grow
 
     def start(
-        self, request: LiveRequest, cached: Sequence[int], num_on_disk: int, tail: Tail | None
+        self,
+        request: LiveRequest,
+        cached: Sequence[int],
+        tail: Tail | None,
+        reading: Reading | None = None,
     ) -> None:
         """Begin a table with the `cached` pages, whose tokens count as computed.
 
-        num_on_disk: pages after these that are to be read
         tail: page whose first tokens are to be copied after the cached ones
+        reading: what is to be read, if anything
         """
+        reach = len(cached) if reading is None else reading.reach
         # Before anything is allocated, which could evict them.
         self.pool.retain(cached)
         self.pool.retain([tail.page] if tail else [])
         if self.ends:
             num_known, is_cached = self.cache.num_known(request), self.cache.serves(request)
-            start = Start(len(cached), num_on_disk, num_known, is_cached)
+            start = Start(reach, reading is not None, num_known, is_cached)
             for end in self.ends:
                 end.begin(request, start)
         self.cache.forget(request)
@@ -132,8 +149,9 @@ class PageTables:
         num_copied = tail.num_tokens if tail else 0
         request.num_computed = len(cached) * self.pool.page_size + num_copied
         request.disk_first = len(cached)
-        request.disk_end = len(cached) + num_on_disk if num_on_disk else 0
-        request.disk_resume = 0
+        request.disk_base, request.disk_end, request.disk_resume = len(cached), 0, 0
+        if reading is not None:
+            request.disk_base, request.disk_end = reading.base, reach
 
     def copy_tail(self, request: LiveRequest, tail: Tail) -> None:
         """Copy the tail that the request was started with to the page after the cached ones."""
@@ -274,12 +292,17 @@ class PageTables:
 
     # ---- the disk
 
-    def num_on_disk(self, request: LiveRequest, first: int) -> int:
-        """Return how many pages from `first` on are to be read from disk instead of computed."""
+    def reading(self, request: LiveRequest, base: int) -> Reading | None:
+        """Return what to read from disk, as far as that is faster than computing; None if nothing is.
+
+        base: pages that the request can continue after without reading; `PrefixCache.match` has just found them
+        """
         if not self.cache.serves(request):
-            return 0
+            return None
         end = (len(request.token_ids) - 1) // self.pool.page_size  # as `PrefixCache.matchable`
-        return self.disk.num_found(request.page_hashes, first, end)
+        num_known = self.cache.num_known(request)
+        reach = self.disk.reach(request.page_hashes, base, num_known, end)
+        return Reading(base, reach) if reach > base else None
 
     def save(self, request: LiveRequest, number: int | None = None) -> Save | None:
         """Plan to write the pages that only this request holds to disk, before it releases them.
@@ -326,7 +349,8 @@ class PageTables:
             num_tokens = num_pages * self.pool.page_size
         self._stats.restored_tokens += num_tokens
         if not request.has_resumed:
-            self._count_read(request, num_pages, is_lost=is_lost)
+            num_found = 0 if is_lost else request.disk_first - request.disk_base
+            self._count_read(request, num_found, num_pages, is_lost=is_lost)
         if is_lost:
             last = request.disk_end
             self.disk.skip_lost(request)
@@ -335,7 +359,7 @@ class PageTables:
 
     def _begin_again(self, request: LiveRequest) -> None:
         """Release the pages that were read, back to one in memory that every kind can continue after."""
-        num_pages = num_usable(self.ends, request.page_hashes, request.disk_first)
+        num_pages = num_usable(self.ends, request.page_hashes, request.disk_base)
         for end in self.ends:
             end.begin_again(request, num_pages)
         table = request.page_table
@@ -343,13 +367,18 @@ class PageTables:
         request.page_table = table[:num_pages]
         request.num_computed = num_pages * self.pool.page_size
 
-    def _count_read(self, request: LiveRequest, num_pages: int, *, is_lost: bool) -> None:
-        """Count `num_pages` pages of a prompt that were read as cache hits."""
+    def _count_read(
+        self, request: LiveRequest, num_found: int, num_read: int, *, is_lost: bool
+    ) -> None:
+        """Count pages of a prompt that were read as cache hits.
+
+        num_found: pages that were in memory, but of no use without what was read
+        """
         assert request.cache is not None, "reported when it was admitted"
-        num_tokens = num_pages * self.pool.page_size
+        num_tokens = (num_found + num_read) * self.pool.page_size
         request.num_cached += num_tokens
         self._stats.prefix_hits += num_tokens
-        request.cache = self.cache.with_read(request.cache, num_pages, is_lost=is_lost)
+        request.cache = self.cache.with_read(request.cache, num_found, num_read, is_lost=is_lost)
 
     # ---- protection from eviction
 

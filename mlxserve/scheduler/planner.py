@@ -169,18 +169,18 @@ class StepPlanner:
 
     def _start(self, candidate: Candidate, step: Step) -> None:
         request, tail, cache = candidate.request, candidate.tail, self._tables.cache
-        num_cached, num_known = len(candidate.cached), cache.num_known(request)
+        num_known = cache.num_known(request)
         self._roster.admit(request)
-        self._tables.start(request, candidate.cached, candidate.num_on_disk, tail)
+        self._tables.start(request, candidate.cached, tail, candidate.reading)
+        num_cached = request.disk_base
         if cache.serves(request):
             self._roster.followers.lead(request, request.page_hashes[num_cached:])
         self._count_hits(request)
         request.prefill_end = len(request.token_ids)
         if request.cache is None:
             num_copied = tail.num_tokens if tail else 0
-            request.cache = cache.report(
-                request, num_cached, num_copied, num_known, candidate.num_on_disk
-            )
+            num_to_read = max(0, request.disk_end - num_cached)
+            request.cache = cache.report(request, num_cached, num_copied, num_known, num_to_read)
         if candidate.share is None:
             self._tables.load(request)
             return
@@ -191,8 +191,11 @@ class StepPlanner:
         step.add(request, candidate.share)
 
     def _count_hits(self, request: LiveRequest) -> None:
-        stats, num_hits = self._stats, request.num_computed
-        num_read = self._tables.disk.num_left(request)
+        stats, num_hits, page_size = self._stats, request.num_computed, self._pool.page_size
+        num_read = 0
+        if request.disk_end:
+            num_hits = request.disk_base * page_size
+            num_read = request.disk_end * page_size - num_hits
         request.has_resumed = request.has_run
         if not request.has_run:
             request.num_cached = num_hits

@@ -86,7 +86,7 @@ class Preemption:
         save, is_on_disk = None, False
         if self._config.preemption_mode is PreemptionMode.SWAP:
             save = self._tables.save(request, number if is_logged else None)
-            is_on_disk = save is None and self._tables.num_on_disk(request, 0) > 0
+            is_on_disk = save is None and self._tables.reading(request, 0) is not None
         self.requeue(request)
         if is_logged and save is None:  # else `Moves.finish_save` logs it
             warn(request.id, number, is_swapped=is_on_disk)

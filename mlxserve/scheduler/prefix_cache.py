@@ -157,10 +157,13 @@ class PrefixCache:
             return match.pages
         return match.pages[: num_usable(self._ends, request.page_hashes, len(match.pages))]
 
-    def num_known(self, request: LiveRequest) -> int:
-        """Return the number of matched pages, whether or not all kinds can continue after them."""
+    def known(self, request: LiveRequest) -> list[int]:
+        """Return the pages of the last match, whether or not all kinds can continue after them."""
         match = self._matches.get(request)
-        return len(match.pages) if match is not None else 0
+        return match.pages if match is not None else []
+
+    def num_known(self, request: LiveRequest) -> int:
+        return len(self.known(request))
 
     def tail(self, request: LiveRequest, cached: Sequence[int]) -> Tail | None:
         """Return the page to copy after the `cached` ones; valid as long as they are.
@@ -202,18 +205,18 @@ class PrefixCache:
         num_pages: int,
         num_copied: int,
         num_known: int,
-        num_on_disk: int,
+        num_to_read: int,
     ) -> CacheReport:
         """Return the report of a prompt, of which `num_pages` were found.
 
         num_copied: tokens that it copies of the next page
         num_known: pages that are cached, whether or not all kinds can continue after them
-        num_on_disk: pages after the found ones that are being read; `with_read` adds them
+        num_to_read: pages after the found ones that it has once others are read; `with_read` adds them
         """
         if not self.serves(request):
             return CacheReport(0, 0, 0, CacheMiss.OFF)
-        found = self._explainer.report(request, self.matchable(request), num_pages + num_on_disk)
-        if num_on_disk:
+        found = self._explainer.report(request, self.matchable(request), num_pages + num_to_read)
+        if num_to_read:
             return replace(found, num_pages=num_pages, num_tokens=num_pages * self._pool.page_size)
         if num_known > num_pages:
             missing = self._missing(request, num_known)
@@ -228,17 +231,19 @@ class PrefixCache:
         lacking = (e for e in self._ends if e.num_usable(hashes, num_known) < num_known)
         return next(lacking).missing
 
-    def with_read(self, report: CacheReport, num_pages: int, *, is_lost: bool) -> CacheReport:
-        """Return the report with `num_pages` more that were read from disk.
+    def with_read(
+        self, report: CacheReport, num_found: int, num_read: int, *, is_lost: bool
+    ) -> CacheReport:
+        """Return the report with more pages: those found in memory, and those read from disk.
 
         is_lost: the next page could not be read
         """
-        num_tokens = num_pages * self._pool.page_size
+        num_pages, page_size = num_found + num_read, self._pool.page_size
         found = replace(
             report,
             num_pages=report.num_pages + num_pages,
-            num_tokens=report.num_tokens + num_tokens,
-            num_from_disk=report.num_from_disk + num_tokens,
+            num_tokens=report.num_tokens + num_pages * page_size,
+            num_from_disk=report.num_from_disk + num_read * page_size,
         )
         if is_lost or report.reason is CacheMiss.LOST:  # pages after a lost one are read as well
             return replace(found, differs_at=found.num_tokens, reason=CacheMiss.LOST)

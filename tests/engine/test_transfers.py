@@ -17,7 +17,7 @@ from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.disk.files import HEADER_SIZE, DiskFiles
 from mlxserve.disk.tier import DiskTier
 from mlxserve.engine import transfers
-from mlxserve.engine.disk_cache import DiskCache, page_records, state_records
+from mlxserve.engine.disk_cache import DiskCache, page_records, state_records, window_records
 from mlxserve.engine.engine import Engine
 from mlxserve.engine.step_time_model import StepTimeModel
 from mlxserve.engine.transfers import Transfers
@@ -100,8 +100,8 @@ class World:
         if num_state_slots is not None:
             kinds.append(state_records(STATE_SIZE))
             ends.append(StateSlots(num_state_slots, pool))
-        disk = DiskCache(tier, StepTimeModel(None), kinds, page_size=PAGE)
-        self.disk = disk
+        self.pace = StepTimeModel(None)
+        self.disk = disk = DiskCache(tier, self.pace, kinds, page_size=PAGE)
         self.scheduler = Scheduler(config, pool, disk, ends=ends)
         self.memory = Memory()
         self.tier = tier
@@ -210,6 +210,35 @@ def test_a_recurrent_state_is_read_after_its_pages(tier: DiskTier) -> None:
     assert after.memory.states.keys() == after.scheduler.moves.unit_names()["states"]
     after.drain()
     assert request.num_cached == 192
+
+
+def test_a_recurrent_state_is_read_alone_where_its_pages_are_in_memory(
+    tier: DiskTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The request waits for it as long as computing all of its tokens takes."""
+    now = 0.0
+    world = World(tier, num_pages=64, num_state_slots=4, clock=lambda: now)
+    first = world.add("a", 200, 1)
+    world.drain()
+    world.write_all()
+    assert tier.flush(60)
+    for name in "bcd":
+        world.add(name, 100, 1)
+        world.drain()
+    request = world.add("a1", 200, 20)
+    world.pace.observe([Chunk(first, 0, 192, as_page_table(), samples=False)], 19.2)
+    with monkeypatch.context() as patch:
+        patch.setattr(tier, "poll", list)
+        patch.setattr(tier, "wait", lambda _: None)
+        while request.loading is None:
+            world.step()
+        now = 19.0
+        world.step()
+    assert request.loading is not None
+    assert request.loading.hashes == ()
+    world.drain()
+    assert request.num_cached == 192
+    assert (tier.use().num_read, tier.use().bytes_read) == (1, STATE_SIZE)
 
 
 def test_only_what_is_not_on_disk_yet_is_written(tier: DiskTier) -> None:
@@ -508,17 +537,33 @@ def test_after_a_failure_no_answer_is_taken(tier: DiskTier) -> None:
 def test_what_is_computed_faster_is_not_read(tier: DiskTier, seconds: float) -> None:
     pace = StepTimeModel(None)
     disk = DiskCache(tier, pace, [page_records(SIZE)], page_size=PAGE)
-    assert disk.pays(PAGE)  # nothing is known yet
+    assert disk.pays(PAGE, {"pages": 1})  # nothing is known yet
     assert disk.patience(1) > 2, "a long wait, as computing may take longer"
     on_disk(tier)
     world = World(tier, num_pages=32)
     request = world.add("a1", 200, 1)
     world.drain()
     assert tier.use().read_rate
-    assert disk.pays(PAGE)
+    assert disk.pays(PAGE, {"pages": 1})
     pace.observe([Chunk(request, 0, 192, as_page_table(), samples=False)], seconds)
-    assert disk.pays(192) == (seconds > 1)
+    assert disk.pays(192, {"pages": 12}) == (seconds > 1)
     assert (disk.patience(12) > 1) == (seconds > 1)
+
+
+def test_a_window_may_pay_where_all_pages_do_not(tier: DiskTier) -> None:
+    pace = StepTimeModel(None)
+    kinds = [page_records(SIZE), window_records(10 * SIZE)]
+    disk = DiskCache(tier, pace, kinds, page_size=PAGE)
+    on_disk(tier)
+    world = World(tier, num_pages=32)
+    request = world.add("a1", 200, 1)
+    world.drain()
+    seconds = 5.5 * SIZE / tier.use().read_rate  # as long as reading half a page of the window
+    pace.observe([Chunk(request, 0, 192, as_page_table(), samples=False)], seconds)
+    assert disk.pays(192, {"pages": 5})
+    assert not disk.pays(192, {"pages": 6})
+    assert not disk.pays(192, {"pages": 0, "windows": 1})
+    assert disk.pays(384, {"pages": 0, "windows": 1})
 
 
 def test_forgotten_pages_and_states_leave_memory_and_disk(tier: DiskTier) -> None:

@@ -207,6 +207,20 @@ FOUND: dict[str, Bug] = {
         "pass",
         test_transfers.test_a_request_does_not_wait_for_pages_that_do_not_come,
     ),
+    "wait for pages only, not for what they save": Bug(
+        Transfers,
+        "submit_to_disk",
+        "self._disk.patience(load.num_saved)",
+        "self._disk.patience(len(load.pages))",
+        test_transfers.test_a_recurrent_state_is_read_alone_where_its_pages_are_in_memory,
+    ),
+    "count the bytes of all pages": Bug(
+        DiskCache,
+        "pays",
+        "count * self.kinds[kind].unit_bytes",
+        "(count or 99) * self.kinds[kind].unit_bytes",
+        test_transfers.test_a_window_may_pay_where_all_pages_do_not,
+    ),
     "write after a failure": Bug(
         Transfers,
         "close",

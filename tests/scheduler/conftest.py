@@ -147,8 +147,9 @@ class GhostDisk:
     def has(self, kind: str, hash_: bytes) -> bool:
         return hash_ in self.of(kind)
 
-    def pays(self, num_tokens: int) -> bool:
+    def pays(self, num_tokens: int, num_units: Mapping[str, int]) -> bool:
         assert num_tokens > 0, "asked about nothing"
+        assert sum(num_units.values()) > 0, "nothing is read"
         return self.is_fast
 
     def use(self, uses: Mapping[str, Uses]) -> None:

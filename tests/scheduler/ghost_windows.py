@@ -83,7 +83,7 @@ class GhostWindows:
                     f"page {page} is found, but not yet computed"
                 )
         for request in requests:
-            is_read = request.num_computed < request.disk_end * pool.page_size
+            is_read = request.num_computed < request.disk_end * pool.page_size or request.loading
             is_still = request.num_in_flight == 0 and not request.is_drafting and not is_read
             if is_still and request.page_table:
                 num_pages = request.num_computed // pool.page_size

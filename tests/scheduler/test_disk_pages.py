@@ -5,15 +5,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from mlxserve.cache.kinds.kind import find
 from mlxserve.cache.kinds.state_slots import StateSlots
+from mlxserve.cache.kinds.window_pages import WindowPages
 from mlxserve.core.config import PreemptionMode
 from mlxserve.request import CacheMiss, LiveRequest
 from mlxserve.scheduler import disk_pages
 from mlxserve.scheduler.disk_pages import Load
+from tests.scheduler.conftest import GhostEngine
 
 SWAP = {"preemption_mode": PreemptionMode.SWAP}
 
@@ -491,7 +494,7 @@ def test_a_pool_without_a_disk_plans_no_moves(make_engine: Callable) -> None:
     request = engine.add([1] * 9, 1)
     engine.drain()
     assert disk.unwritten(kinds[0], 1000) == []
-    assert disk.num_found(request.page_hashes, 0, 2) == 0
+    assert disk.reach(request.page_hashes, 0, 0, 2) == 0
     assert disk.save(request) is None
     assert not disk.pop_plan()
 
@@ -511,3 +514,126 @@ def test_what_a_prompt_will_find_is_known_before_it_waits(make_engine: Callable)
     assert scheduler.planner.admission.num_found(replace(on_disk.asked, cache_salt=b"other")) == 0
     assert scheduler.planner.admission.num_found(replace(on_disk.asked, skips_cache=True)) == 0
     scheduler.check()
+
+
+# ---- ends of conversations: read without the pages that memory still has
+
+ENDS: dict[str, dict[str, Any]] = {
+    "windows": {"window": 9, "num_window_pages": 12},
+    "states": {"num_state_slots": 4},
+    "windows and states": {"window": 9, "num_window_pages": 12, "num_state_slots": 4},
+}
+
+
+def continue_without_end(engine: GhostEngine, prompt: list[int], num_others: int = 12) -> None:
+    """Have a prompt in memory and on disk, lose its ends in memory to other prompts, and continue it."""
+    engine.add(prompt, 1)
+    engine.drain()
+    engine.clean(1000)
+    for number in range(num_others):
+        engine.add([300 + 100 * number + i for i in range(17)], 1)
+        engine.drain()
+    engine.add([*prompt, 7, 8, 9], 4, request_id="next")
+    read_something(engine)
+
+
+def num_units(load: Load, engine: GhostEngine) -> dict[str, int]:
+    names = [kind.name for kind in engine.scheduler.moves.kinds]
+    return dict(zip(names, map(len, [load.pages, *load.ends]), strict=True))
+
+
+@pytest.mark.parametrize("kinds", ENDS)
+def test_an_end_is_read_alone_where_its_pages_are_in_memory(
+    make_engine: Callable, kinds: str
+) -> None:
+    """Of 40 tokens nothing but the last window and state is read; all of them are cache hits."""
+    engine = make_engine(num_pages=200, **ENDS[kinds])
+    continue_without_end(engine, list(range(100, 141)))
+    [load] = engine.loads
+    assert load.num_saved == 10
+    wanted = {"pages": 0, "windows": 2, "states": 1}
+    assert num_units(load, engine) == {
+        name: wanted[name] for name in ("pages", *kinds.split(" and "))
+    }
+    num_computed = engine.num_computed
+    engine.drain()
+    assert engine.num_computed == num_computed + 4 + 3
+    request = engine.requests["next"]
+    assert request.cache is not None
+    assert (request.num_cached, request.cache.num_tokens, request.cache.num_from_disk) == (
+        40,
+        40,
+        0,
+    )
+    assert engine.scheduler.stats().restored_tokens == 0
+
+
+def test_of_a_window_only_the_pages_that_memory_lacks_are_read(make_engine: Callable) -> None:
+    engine = make_engine(num_pages=200, window=9, num_window_pages=12)
+    prompt = list(range(100, 141))
+    engine.add(prompt, 1)
+    engine.drain()
+    engine.clean(1000)
+    windows = find(engine.scheduler.page_tables.ends, WindowPages)
+    hashes = engine.requests["r0"].page_hashes
+    windows.forget([hashes[9]])
+    assert windows.has(hashes[8])
+    del engine.disk.windows[hashes[8]]
+    engine.disk.pages.clear()
+    engine.add([*prompt, 7, 8, 9], 4)
+    read_something(engine)
+    [load] = engine.loads
+    assert [[hash_ for hash_, _ in units] for units in load.ends] == [[hashes[9]]]
+    engine.drain()
+    assert engine.requests["r1"].num_cached == 40
+
+
+@pytest.mark.parametrize("kinds", ENDS)
+def test_the_pages_that_memory_lacks_are_read_with_the_end(
+    make_engine: Callable, kinds: str
+) -> None:
+    engine = make_engine(num_pages=30, **ENDS[kinds])
+    continue_without_end(engine, list(range(100, 141)), num_others=6)
+    [load] = engine.loads
+    assert 0 < load.run.first < 10
+    assert len(load.pages) == 10 - load.run.first
+    engine.drain()
+    request = engine.requests["next"]
+    assert request.cache is not None
+    assert request.num_cached == request.cache.num_tokens == 40
+    assert request.cache.num_from_disk == 40 - 4 * load.run.first
+    assert engine.scheduler.stats().restored_tokens == request.cache.num_from_disk
+
+
+@pytest.mark.parametrize("kinds", ENDS)
+def test_an_end_that_is_lost_costs_all_that_memory_cannot_continue_after(
+    make_engine: Callable, kinds: str
+) -> None:
+    engine = make_engine(num_pages=200, **ENDS[kinds])
+    continue_without_end(engine, list(range(100, 141)))
+    request = engine.requests["next"]
+    engine.disk.windows.clear()
+    engine.disk.states.clear()
+    engine.finish_load(engine.loads[0])
+    assert (request.num_computed, len(request.page_table)) == (0, 0)
+    engine.drain()
+    assert request.cache is not None
+    assert request.cache.reason is CacheMiss.LOST
+    assert request.num_cached == request.cache.num_tokens == 0
+
+
+@pytest.mark.parametrize("kinds", ENDS)
+def test_an_end_that_several_prompts_continue_is_read_once(
+    make_engine: Callable, kinds: str
+) -> None:
+    engine = make_engine(num_pages=200, **ENDS[kinds])
+    prompt = list(range(100, 141))
+    continue_without_end(engine, prompt)
+    follower = engine.add([*prompt, 5, 6], 1)
+    engine.launch()
+    [load] = engine.loads
+    assert follower in engine.scheduler.roster.followers
+    engine.finish_load(load)
+    engine.drain()
+    assert not engine.loads
+    assert follower.num_cached == 40

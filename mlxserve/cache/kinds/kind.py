@@ -36,14 +36,14 @@ Units = tuple[tuple[bytes, int], ...]  # (hash, unit)
 class Start(NamedTuple):
     """Where a request begins.
 
-    num_pages: pages that it found in memory
-    num_to_read: pages after these that are read from disk
+    num_pages: pages after which it continues
+    is_reading: True if it reads from disk what memory lacks of these pages and of the units to continue
     num_known: cached pages, whether or not all kinds can go on after them
     is_cached: whether the request uses the prefix cache
     """
 
     num_pages: int
-    num_to_read: int
+    is_reading: bool
     num_known: int
     is_cached: bool
 
@@ -142,6 +142,8 @@ class EndKind(ABC):
     reclaimer: Reclaimer | None = None  # its pages, if they share memory with other kinds
     names_units = False  # `plan` and `load` name its units, and `pop_dropped` returns these names
     has_table = False  # chunks carry the request's `window_table`
+    # A request that reads from disk holds the units that it finds in memory; else it reads these, too.
+    holds_found = False
 
     @abstractmethod
     def renewed(self, pool: PagePool) -> Self:
@@ -220,6 +222,10 @@ class EndKind(ABC):
     def unsaved(self, request: LiveRequest, is_on_disk: Has) -> Units:
         """Return the units to write before the request releases its pages, which loses them."""
         return ()
+
+    def num_to_read(self, hashes: Sequence[bytes], num_pages: int) -> int:
+        """Return the number of units to read so that a request can continue after `num_pages` pages."""
+        return 0
 
     def load(self, request: LiveRequest, end: int) -> Units:
         """Return the units to read so that the request can continue after page `end`."""

@@ -81,9 +81,8 @@ class StateSlots(EndKind):
     def begin(self, request: LiveRequest, start: Start) -> None:
         page_size = self._pool.page_size
         running = self._running[request] = _Running(start.is_cached)
-        # The state of pages that are read comes with the last of them.
-        num_pages, num_known = (0, 0) if start.num_to_read else (start.num_pages, start.num_known)
-        if num_pages:
+        num_pages, num_known = start.num_pages, start.num_known
+        if num_pages and not start.is_reading:
             self._restore(request, num_pages)
         if num_known > num_pages:
             running.wanted.add(num_known * page_size)
@@ -114,6 +113,9 @@ class StateSlots(EndKind):
         """Return the latest snapshot first, but after all pages, which they need."""
         hashes = request.page_hashes[: len(request.page_table)]
         return Uses(hashes[::-1], num_before=max(0, len(hashes) - 1))
+
+    def num_to_read(self, hashes: Sequence[bytes], num_pages: int) -> int:  # noqa: ARG002
+        return 1
 
     def load(self, request: LiveRequest, end: int) -> Units:
         """Return the state after the last page, under a new id."""

@@ -36,6 +36,7 @@ class WindowPages(EndKind):
     name = "windows"
     missing = CacheMiss.WINDOW_EVICTED
     has_table = True
+    holds_found = True
     pool: PagePool
 
     def __init__(self, pool: PagePool, window: Window) -> None:
@@ -91,15 +92,22 @@ class WindowPages(EndKind):
     def begin(self, request: LiveRequest, start: Start) -> None:
         """Begin a table with the window at the end of the cached pages.
 
-        If pages are to be read from disk, allocate those of the window to read, which must be free.
+        If the request reads from disk, allocate the pages that the window lacks, which must be free.
         """
-        if not start.num_to_read:
+        if not start.is_reading:
             self._start(request, start.num_pages)
             return
-        end = start.num_pages + start.num_to_read
-        request.window_first = first = self.window.first_before(end)
-        request.window_table = as_page_table([0] * first)
-        self.grow(request, end)
+        first, hashes = self.window.first_before(start.num_pages), request.page_hashes
+        found = {
+            index: self.pool.index.page_of(hashes[index])
+            for index in range(first, start.num_pages)
+            if self.has(hashes[index])
+        }
+        self.pool.retain(list(found.values()))
+        missing = iter(self._allocate(start.num_pages - first - len(found)))
+        pages = [found.get(index) for index in range(first, start.num_pages)]
+        window = [next(missing) if page is None else page for page in pages]
+        request.window_first, request.window_table = first, as_page_table([0] * first + window)
 
     def begin_again(self, request: LiveRequest, num_pages: int) -> None:
         self.release(request)
@@ -119,10 +127,14 @@ class WindowPages(EndKind):
         table = request.window_table
         is_first = len(table) == request.window_first
         missing = max(0, num_pages - len(table))
-        self.ends.make_room(missing)
-        pages = self.pool.allocate(missing, None if is_first else table[-1])
-        assert pages is not None, "as many were free"
+        pages = self._allocate(missing, None if is_first else table[-1])
         request.window_table = table + as_page_table(pages)
+
+    def _allocate(self, count: int, after: int | None = None) -> list[int]:
+        self.ends.make_room(count)
+        pages = self.pool.allocate(count, after)
+        assert pages is not None, "as many were free"
+        return pages
 
     def publish(self, request: LiveRequest, first: int, end: int, parent: bytes) -> None:
         """Publish pages; a duplicate stays without a hash, as it is released soon."""
@@ -206,14 +218,19 @@ class WindowPages(EndKind):
         own = [(hash_, page) for hash_, page in pages if self.pool.index.hash_of(page) == hash_]
         return tuple((hash_, page) for hash_, page in own if not is_on_disk(hash_))
 
-    def load(self, request: LiveRequest, end: int) -> Units:
-        first = request.window_first
-        pages = request.window_table[first:end]
-        return tuple(zip(request.page_hashes[first:end], pages, strict=True))
+    def num_to_read(self, hashes: Sequence[bytes], num_pages: int) -> int:
+        return sum(not self.has(hash_) for hash_ in self.last(hashes, num_pages))
 
-    def loaded(self, request: LiveRequest, units: Units, parent: Callable[[int], bytes]) -> None:  # noqa: ARG002
-        first = request.window_first
-        self.publish(request, first, request.disk_end, parent(first))
+    def load(self, request: LiveRequest, end: int) -> Units:
+        first, hash_of = request.window_first, self.pool.index.hash_of
+        window = zip(request.page_hashes[first:end], request.window_table[first:end], strict=True)
+        return tuple((hash_, page) for hash_, page in window if hash_of(page) is None)
+
+    def loaded(self, request: LiveRequest, units: Units, parent: Callable[[int], bytes]) -> None:
+        were_read = {hash_ for hash_, _ in units}
+        for index in range(request.window_first, request.disk_end):
+            if request.page_hashes[index] in were_read:
+                self.publish(request, index, index + 1, parent(index))
 
     # ---- protection from eviction
 
