@@ -89,7 +89,9 @@ class EvictionOrder:
 
     def mark_unhit_useless(self, pages: Sequence[int]) -> None:
         """Mark those of these pages as useless that are normal and were never hit."""
-        self.mark_useless([page for page in pages if page in self.normal and not self._hits[page]])
+        for page in pages:
+            if page in self.normal and not self._hits[page]:
+                self.useless[page] = self.normal.pop(page)
 
     def mark_useless(self, pages: Sequence[int]) -> None:
         """Mark pages as useless, unless they are kept: they are evicted next, in this order."""
@@ -129,8 +131,10 @@ class EvictionOrder:
 
     def pop(self) -> int:
         """Remove and return the page to evict next; there must be one."""
-        page, _ = next(pages for pages in self.classes if pages).popitem(last=False)
-        return page
+        for pages in self.classes:
+            if pages:
+                break
+        return pages.popitem(last=False)[0]
 
     def forget(self, page: int) -> None:
         """Forget the hits and the protection of a page whose content is gone."""

@@ -36,13 +36,10 @@ class Window:
     size: int
     page_size: int
 
-    def first_seen(self, position: int) -> int:
-        """Return the first page that the row at `position` and later rows see."""
-        return max(0, position - self.size + 1) // self.page_size
-
     def first_before(self, num_pages: int) -> int:
         """Return the first page that a sequence needs to continue after its first `num_pages` pages."""
-        return min(num_pages, self.first_seen(num_pages * self.page_size))
+        first_seen = num_pages * self.page_size - self.size + 1  # position
+        return max(0, min(num_pages, first_seen // self.page_size))
 
     @property
     def num_seen(self) -> int:

@@ -79,6 +79,13 @@ class PagePool:
         return num_blank + sum(map(len, self.order.classes))
 
     @property
+    def num_spare(self) -> int:
+        """Number of pages that are blank or useless."""
+        blank = self.blank
+        num_blank = blank.opened.count + blank.limit - blank.num_open
+        return num_blank + len(self.order.useless)
+
+    @property
     def num_used(self) -> int:
         """Number of pages that are held or pinned."""
         return self.blank.limit - self.num_free
@@ -172,15 +179,19 @@ class PagePool:
 
         `after` is the holder's last page so far: the pages that follow it are preferred.
         """
-        if num_pages > self.num_free:
-            return None
-        # Evict no more than needed. Evicting 1/32 of the pool ahead lowers the number of runs in a
-        # full pool from 81 to 50 in tables of 97 pages, but loses pages that would be hit.
-        blank = self.blank
-        blank.open(num_pages - blank.opened.count)
-        while blank.opened.count < num_pages:
-            self._blank_out(self.order.pop())
-        pages = blank.opened.take(num_pages, after)
+        blank = self.blank.opened
+        if num_pages > blank.count:
+            if num_pages > self.num_free:
+                return None
+            self.blank.open(num_pages - blank.count)
+        if num_pages == 1 and not blank.count:
+            pages = [self._evict(self.order.pop())]  # there is no run to choose it from
+        else:
+            # Evict no more than needed. Evicting 1/32 of the pool ahead lowers the number of runs in a
+            # full pool from 81 to 50 in tables of 97 pages, but loses pages that would be hit.
+            while blank.count < num_pages:
+                blank.add(self._evict(self.order.pop()))
+            pages = blank.take(num_pages, after)
         for page in pages:
             self._ref_counts[page] = 1
         return pages
@@ -212,11 +223,6 @@ class PagePool:
                 freed.append(page)
         self._free(freed)
 
-    def release_passed(self, pages: Sequence[int]) -> None:
-        """Release pages as `release` does, and mark those as useless that were never hit."""
-        self.release(pages)
-        self.order.mark_unhit_useless(pages)
-
     # ---- pins
 
     def pin(self, pages: Iterable[int]) -> None:
@@ -241,7 +247,7 @@ class PagePool:
         if self.num_used > sum(self._ref_counts[page] == 0 for page in self._pin_counts):
             return False
         while any(self.order.classes):
-            self._blank_out(self.order.pop())
+            self.blank.opened.add(self._evict(self.order.pop()))
         return True
 
     def forget(self, hashes: Iterable[bytes]) -> list[bytes]:
@@ -253,7 +259,7 @@ class PagePool:
         for hash_ in reversed(self.index.with_following(hashes)):
             page = self.index.find(hash_)
             if page is not None and self.order.unfile(page):
-                self._blank_out(page)
+                self.blank.opened.add(self._evict(page))
                 forgotten.append(hash_)
         return forgotten
 
@@ -280,7 +286,7 @@ class PagePool:
             blank.lower(limit)
             return {}
         while blank.num_open - blank.opened.count > limit:
-            self._blank_out(self.order.pop())
+            blank.opened.add(self._evict(self.order.pop()))
         blank_ids = blank.audited_ids()
         moved = [page for page in range(limit, blank.num_open) if page not in blank_ids]
         blank.opened.cut_off(limit)
@@ -345,11 +351,11 @@ class PagePool:
                 cached.append(page)
         self.order.file(cached)
 
-    def _blank_out(self, page: int) -> None:
-        """Evict a cached page that was just removed from its class."""
+    def _evict(self, page: int) -> int:
+        """Remove the content of a cached page that was just removed from its class; return the page."""
         self.evictions.add(page, self.index.remove(page))
         self.order.forget(page)
-        self.blank.opened.add(page)
+        return page
 
 
 def _check_holders(ref_counts: Sequence[int], tables: Iterable[Sequence[int]]) -> None:

@@ -81,7 +81,9 @@ class RunSet:
         )
 
     def _start_run(self, count: int) -> list[int]:
-        size = next(bucket for bucket in reversed(self._by_size) if bucket)
+        for size in reversed(self._by_size):
+            if size:
+                break
         first, _ = size.popitem()
         size[first] = None
         length = self._lengths[first]

@@ -122,7 +122,7 @@ class Balance:
         transfer = self._transfer_for_starved()
         for taker in self._kinds if transfer is None else ():
             num_wanted = self._num_wanted(taker, now)
-            if taker.num_spare >= num_wanted:
+            if taker.pool.num_spare >= num_wanted:
                 continue
             num_missing = self._num_growing(taker) - taker.pool.num_free
             for giver in self._kinds:
@@ -133,7 +133,7 @@ class Balance:
                     count = self._count(giver, taker, num_missing, max_given)
                 else:
                     max_given = self._num_cheaper(giver, taker) - self._num_wanted(giver, now)
-                    count = self._count(giver, taker, num_wanted - taker.num_spare, max_given)
+                    count = self._count(giver, taker, num_wanted - taker.pool.num_spare, max_given)
                 if count > 0:
                     transfer = _Transfer(giver, taker, count)
         return transfer
@@ -143,7 +143,7 @@ class Balance:
         running = self._roster.running
         if self.has_prompts or self._roster.waiting.num_queued:
             return False
-        return all(kind.num_spare >= len(running) for kind in self._kinds)
+        return all(kind.pool.num_spare >= len(running) for kind in self._kinds)
 
     def _transfer_for_starved(self) -> _Transfer | None:
         """Return a transfer with which the request that lacked memory in the last plan can begin."""
@@ -189,7 +189,7 @@ class Balance:
     def _num_cheaper(self, giver: Reclaimer, taker: Reclaimer) -> int:
         """Return how many pages of the giver cost less than those that the taker would evict."""
         is_cheaper = giver.next_cost() * _MARGIN < taker.next_cost()
-        return giver.pool.num_free if is_cheaper else giver.num_spare
+        return giver.pool.num_free if is_cheaper else giver.pool.num_spare
 
     def _count(self, giver: Reclaimer, taker: Reclaimer, count: int, max_given: int) -> int:
         """Return how many of `count` pages the taker can have if the giver gives at most `max_given`."""
@@ -212,7 +212,7 @@ class Balance:
         blank = giver.pool.blank
         if blank.limit - count < blank.num_open:
             # Resizing copies the arrays: give more at once if these pages are useless.
-            num_useless = giver.num_spare - self._num_needed_soon(giver)
+            num_useless = giver.pool.num_spare - self._num_needed_soon(giver)
             count = max(count, min(num_useless // 2, blank.limit // _AT_ONCE))
         limit = max(giver.min_pages, blank.limit - count)
         giver.make_room(blank.limit - limit)

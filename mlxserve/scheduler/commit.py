@@ -81,13 +81,14 @@ class Commit:
             taken, reason = self._take(request, chunk.draft, result)
         if chunk.draft:
             self._end_draft(chunk, taken)
-        if chunk.end % self._page_size < chunk.length:  # it reached the end of a page
-            self._publish(chunk)
+        end = chunk.end
+        if end % self._page_size < chunk.length:  # it reached the end of a page
+            self._publish(chunk, end)
             if not is_finished:
-                for end in self._tables.ends:
-                    end.pass_by(request, min(chunk.end, request.num_computed))
-        for end in self._tables.ends:
-            end.commit(chunk)
+                for kind in self._tables.ends:
+                    kind.pass_by(request, min(end, request.num_computed))
+        for kind in self._tables.ends:
+            kind.commit(chunk)
         if is_finished:
             self._tables.release(request)
         elif taken:
@@ -137,11 +138,11 @@ class Commit:
             if self._drafts is not None:
                 self._drafts.learn(request, len(chunk.draft), num_accepted)
 
-    def _publish(self, chunk: Chunk) -> None:
-        """Publish the pages that a computed chunk has completed."""
+    def _publish(self, chunk: Chunk, end: int) -> None:
+        """Publish the pages that a computed chunk, which ends at position `end`, has completed."""
         request, page_size = chunk.request, self._page_size
         # A token that was dropped with its request's end stays unknown.
-        end = min(chunk.end, len(request.token_ids))
+        end = min(end, len(request.token_ids))
         if chunk.draft:
             end = min(end, request.num_computed)  # the rows of rejected tokens hold others' keys
         first, end = chunk.start // page_size, end // page_size

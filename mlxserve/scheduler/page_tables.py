@@ -211,8 +211,8 @@ class PageTables:
         if first >= end or not self.cache.serves(request):
             return
         self.cache.hash(request)
-        page_size, parent = self.pool.page_size, self.cache.parent(request, first)
-        duplicates = []
+        page_size, before = self.pool.page_size, self.cache.parent(request, first)
+        parent, duplicates = before, []
         for index in range(first, end):
             hash_, page = request.page_hashes[index], request.page_table[index]
             tokens = request.token_ids[index * page_size : (index + 1) * page_size]
@@ -222,7 +222,7 @@ class PageTables:
         if duplicates:
             self._rebind(request, duplicates)
         for kind in self.ends if has_ends else ():
-            kind.publish(request, first, end, self.cache.parent(request, first))
+            kind.publish(request, first, end, before)
 
     def _rebind(self, request: LiveRequest, duplicates: Sequence[int]) -> None:
         """Replace the request's own pages at these indices by those with the same content.

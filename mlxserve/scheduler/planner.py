@@ -88,12 +88,11 @@ class StepPlanner:
         They are the running ones, and those in the queue that find a place. Parked ones wait for pages that
         these compute: a cap for their sake would delay them.
         """
-        num_running = len(self._roster.running)
-        num_free = self._pool.num_free
-        if self._tables.ends:
-            num_free = self._tables.num_free
-        num_places = self.admission.max_running - num_running if num_free else 0
-        num_eligible = num_running + min(len(self._roster.waiting), max(0, num_places))
+        num_eligible = len(self._roster.running)
+        if num_queued := self._roster.waiting.num_queued:
+            num_free = self._tables.num_free if self._tables.ends else self._pool.num_free
+            num_places = self.admission.max_running - num_eligible if num_free else 0
+            num_eligible += min(num_queued, max(0, num_places))
         return LimitContext(self._rules, self._tables.capacity.max_model_len, num_eligible)
 
     # ---- decodes

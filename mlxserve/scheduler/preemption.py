@@ -42,9 +42,8 @@ class Preemption:
 
         An overestimate: counts one page for each running request that has no slot left.
         """
-        running, num_free = self._roster.running, self._pool.num_free
-        if self._tables.ends:
-            num_free = self._tables.num_free
+        running, tables = self._roster.running, self._tables
+        num_free = tables.num_free if tables.ends else self._pool.num_free
         if len(running) <= num_free:
             return False
         page_size = self._pool.page_size

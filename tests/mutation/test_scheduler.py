@@ -111,7 +111,7 @@ FOUND_BY_MACHINE: dict[str, Bug] = {
         "self._ids.pop(hash_)",
     ),
     "give a page of a window back a row early": Bug(
-        Window, "first_seen", "position - self.size + 1", "position - self.size + 2"
+        Window, "first_before", "self.page_size - self.size + 1", "self.page_size - self.size + 2"
     ),
     "find pages without their window": Bug(
         WindowPages, "num_usable", "if first == needed:", "if True:"
@@ -126,7 +126,10 @@ FOUND_BY_MACHINE: dict[str, Bug] = {
         Scheduler, "add", "not self.page_tables.ends", "True"
     ),
     "overlook that windows are short": Bug(
-        Preemption, "might_preempt", "self._tables.num_free", "self._pool.num_free"
+        Preemption,
+        "might_preempt",
+        "tables.num_free if tables.ends else self._pool.num_free",
+        "self._pool.num_free",
     ),
     "move a page and not its tables": Bug(
         Balance, "_lower", "giver.rename(request, targets)", "pass"
@@ -440,8 +443,8 @@ FOUND_BY_CLAIM: dict[str, Bug] = {
     "evict passed pages of windows as all others": Bug(
         WindowPages,
         "pass_by",
-        "self.pool.release_passed(passed)",
-        "self.pool.release(passed)",
+        "self.pool.order.mark_unhit_useless(passed)",
+        "pass",
         test_windows.test_passed_pages_are_evicted_before_all_others,
     ),
     "keep the place that costs least": Bug(
@@ -509,9 +512,9 @@ FOUND_BY_CLAIM: dict[str, Bug] = {
     ),
     "expect nothing after a prompt": Bug(
         WindowPages,
-        "_expected_ends",
-        "likely_ends(request, self.pool.page_size) | self._expected.get(request, set())",
-        "self._expected.get(request, set())",
+        "_expected_windows",
+        "likely_ends(request, self.pool.page_size)",
+        "()",
         test_windows.test_the_window_at_the_end_of_a_prompt_outlives_a_long_answer,
     ),
     "read pages without their window": Bug(

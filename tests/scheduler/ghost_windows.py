@@ -63,7 +63,8 @@ class GhostWindows:
 
     @staticmethod
     def _pages(windows: WindowPages, chunk: Chunk) -> Sequence[int]:
-        return chunk.window_table[windows.window.first_seen(chunk.start) :]
+        first_seen = max(0, chunk.start - windows.window.size + 1)
+        return chunk.window_table[first_seen // windows.pool.page_size :]
 
     @staticmethod
     def _slot(windows: WindowPages, chunk: Chunk, position: int) -> int:

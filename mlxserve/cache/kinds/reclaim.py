@@ -30,11 +30,6 @@ class Reclaimer(ABC):
     min_pages = _MIN_FULL_PAGES
     weight = 1.0
 
-    @property
-    def num_spare(self) -> int:
-        """Number of pages that are blank or useless."""
-        return self.pool.blank.count + len(self.pool.order.useless)
-
     @abstractmethod
     def next_cost(self) -> float:
         """Return the cost of the next eviction.
@@ -120,10 +115,10 @@ class FullPageReclaimer(Reclaimer):
         return inf
 
     def make_room(self, count: int) -> None:
-        if count <= self.num_spare:
+        if count <= self.pool.num_spare:
             return
         self.apply_dropped_ends()
-        while count > self.num_spare and (cheapest := self._cheapest()) is not None:
+        while count > self.pool.num_spare and (cheapest := self._cheapest()) is not None:
             _, end, other = cheapest
             other.drop_end(end)
             self.apply_dropped_ends()

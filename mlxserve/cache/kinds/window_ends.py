@@ -69,11 +69,11 @@ class WindowEnds(Reclaimer):
     # ---- dropped ends
 
     def make_room(self, count: int) -> None:
-        while count > self.num_spare:
+        while count > self.pool.num_spare:
             cheapest = self._cheapest()
             if cheapest is None:
                 # Only kept pages are left, which are evicted one by one.
-                self._drop_before(count - self.num_spare)
+                self._drop_before(count - self.pool.num_spare)
                 return
             self.drop_end(cheapest[1])
 
@@ -133,7 +133,7 @@ class WindowEnds(Reclaimer):
 
     def next_dropped(self) -> list[tuple[bytes, int]]:
         """Return (hash, page) of the ends whose pages the next window, and a chunk of its prompt, would take."""
-        missing = self._window.num_held + CHUNK_PAGES - self.num_spare
+        missing = self._window.num_held + CHUNK_PAGES - self.pool.num_spare
         if missing <= 0:
             return []
         pages: dict[bytes, int] = {}

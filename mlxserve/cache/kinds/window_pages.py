@@ -46,9 +46,8 @@ class WindowPages(EndKind):
         self.window = window
         self.room = WindowRoom(pool, window)
         self.reclaimer = self.ends = WindowEnds(pool, window)
-        self._expected: dict[
-            LiveRequest, set[int]
-        ] = {}  # numbers of pages after which followers continue
+        # (first page, page after the last) of the windows before the pages after which others will continue.
+        self._expected: dict[LiveRequest, list[tuple[int, int]]] = {}
         self._kept: dict[str, frozenset[bytes]] = {}  # the last windows of named prefixes
         # The number of named prefixes that have a page in their last window.
         self._num_keepers: Counter[bytes] = Counter()
@@ -150,42 +149,43 @@ class WindowPages(EndKind):
 
     def pass_by(self, request: LiveRequest, position: int) -> None:
         """Release the pages before `position` that leave the window of its last full page."""
-        before, table = request.window_first, request.window_table
-        num_pages = position // self.pool.page_size
+        before, num_pages = request.window_first, position // self.pool.page_size
         first = self.window.first_before(num_pages)
         if first <= before:
             return
         request.window_first = first
-        pages = table[before:first]
-        is_behind = before >= request.prefill_end // self.pool.page_size
-        if is_behind and request not in self._expected and not any(map(self.ends.has_page, pages)):
-            # The usual case: all ends are before these pages.
-            self.pool.release_passed(pages)
-            return
         expected: set[int] = set()
-        for end in self._expected_ends(request):
-            beginning = self.window.first_before(end)
-            if before <= beginning < first and end <= num_pages:
-                self.ends.add(request.page_hashes, end)
-            expected.update(range(max(before, beginning), min(first, end)))
+        for beginning, end in self._expected_windows(request):
+            if beginning < first and before < end:
+                if before <= beginning and end <= num_pages:
+                    self.ends.add(request.page_hashes, end)
+                expected.update(range(max(before, beginning), min(first, end)))
         passed: list[int] = []
         needed: list[int] = []
-        for index, page in enumerate(pages, before):
+        for index, page in enumerate(request.window_table[before:first], before):
             # It may be in an end that the request does not expect, as when it pauses for a tool.
             is_needed = index in expected or self.ends.has_page(page)
             (needed if is_needed else passed).append(page)
-        self.pool.release_passed(passed)
-        self.pool.release(needed)
+        if passed:
+            self.pool.release(passed)
+            self.pool.order.mark_unhit_useless(passed)
+        if needed:
+            self.pool.release(needed)
 
-    def _expected_ends(self, request: LiveRequest) -> set[int]:
-        """Return the numbers of pages after which another prompt will probably continue."""
-        return likely_ends(request, self.pool.page_size) | self._expected.get(request, set())
+    def _expected_windows(self, request: LiveRequest) -> list[tuple[int, int]]:
+        """Return the windows before the pages after which another prompt will probably continue."""
+        windows = self._expected.get(request)
+        if windows is None:
+            ends = likely_ends(request, self.pool.page_size)
+            windows = [(self.window.first_before(end), end) for end in ends]
+            self._expected[request] = windows
+        return windows
 
     def release(self, request: LiveRequest) -> None:
         self._expected.pop(request, None)
         self.pool.order.clock += 1
         num_pages = min(request.num_computed // self.pool.page_size, len(request.page_hashes))
-        for end in {*self._expected_ends(request), num_pages}:
+        for end in {*likely_ends(request, self.pool.page_size), num_pages}:
             if request.window_first <= self.window.first_before(end) and end <= num_pages:
                 self.ends.add(request.page_hashes, end)
         self.ends.finish(request, num_pages)
@@ -198,7 +198,10 @@ class WindowPages(EndKind):
     # ---- followers
 
     def expect(self, request: LiveRequest, num_pages: int) -> None:
-        self._expected.setdefault(request, set()).add(num_pages)
+        window = self.window.first_before(num_pages), num_pages
+        windows = self._expected_windows(request)
+        if window not in windows:
+            windows.append(window)
 
     # ---- the disk
 

@@ -40,9 +40,8 @@ class WindowRoom(Room):
         """Return the pages that the table may cover, so that a chunk takes no kept and few ends' pages."""
         num_pages = len(request.window_table)
         num_held = num_pages - request.window_first
-        num_spare = self._pool.blank.count + len(self._pool.order.useless)
         num_kept = self._pool.order.num_kept
-        return num_pages + self._num_growable(num_held, self._pool.num_free, num_kept, num_spare)
+        return num_pages + self._num_growable(num_held, self._pool.num_free, num_kept)
 
     # ---- waiting requests
 
@@ -62,9 +61,8 @@ class WindowRoom(Room):
         num_free = self._pool.num_free - num_reserved
         found = self._found(request, num_cached)
         num_kept = self._pool.order.num_kept - sum(map(self._pool.order.is_kept_free, found))
-        num_spare = self._pool.blank.count + len(self._pool.order.useless)
         num_free -= self._pool.num_idle(found)
-        return self._num_growable(len(found), num_free, num_kept, num_spare)
+        return self._num_growable(len(found), num_free, num_kept)
 
     def can_read(self, num_reserved: int) -> bool:
         return self._pool.num_free - num_reserved >= self._num_held
@@ -75,10 +73,10 @@ class WindowRoom(Room):
         found = self._found(request, num_cached)
         return min(num_missing, self._num_held - len(found)) + self._pool.num_idle(found)
 
-    def _num_growable(self, num_held: int, num_free: int, num_kept: int, num_spare: int) -> int:
+    def _num_growable(self, num_held: int, num_free: int, num_kept: int) -> int:
         needed = self._num_held - num_held
         unkept = max(self._num_held - num_held, num_free - num_kept)
-        return min(num_free, unkept, max(needed + CHUNK_PAGES, num_spare))
+        return min(num_free, unkept, max(needed + CHUNK_PAGES, self._pool.num_spare))
 
     def _found(self, request: LiveRequest, num_cached: int) -> list[int]:
         """Return the window that the request would find if it began after `num_cached` pages."""
