@@ -80,7 +80,7 @@ class TemplateCaps:
     text_and_reasoning: bool = True
     late_results: bool = True
     orphan_results: bool = True
-    images: bool = True
+    images: bool = False
     result_images: bool = True
     bare_tools: bool = True
     loose_types: bool = True

@@ -24,7 +24,7 @@ def _compact_codex(run: AgentRun) -> None:
     with run.process(["app-server"], stdin=subprocess.PIPE) as process:
         server = _AppServer(process)
         server.ask("initialize", {"clientInfo": {"name": "test", "version": "1"}})
-        [thread] = server.ask("thread/list", {"limit": 1})["data"]
+        [thread] = server.ask("thread/list", {"sourceKinds": ["exec"]})["data"]
         server.ask("thread/resume", {"threadId": thread["id"]})
         server.ask("thread/compact/start", {"threadId": thread["id"]})
         server.wait_for("turn/completed")

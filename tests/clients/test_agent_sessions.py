@@ -16,7 +16,8 @@ from tests.waiting import wait_until
 pytestmark = [pytest.mark.clients, pytest.mark.parametrize("name", CODING_AGENTS)]
 
 RULE = "qwen 3.5"
-FIRST, SECOND, DELEGATED = "Remember the violet door.", "Which door was it?", "Read the small text."
+FIRST, MORE, SECOND = "Remember the violet door.", "Say it again.", "Which door was it?"
+DELEGATED = "Read the small text."
 DONE = "All of it is done."
 
 
@@ -68,12 +69,13 @@ def test_a_session_that_was_compacted_by_hand_continues_with_its_summary(
     with agent_server(model, RULE, answer) as server:
         run = agent_run(name, server, workplace)
         run.start(FIRST)
+        run.resume(MORE)  # Claude Code has too few messages to compact before it
         COMPACT[name](run)
         assert DONE in run.resume(SECOND)
         prompt = run.own_prompts[-1]
     assert "There was a door" in prompt
     assert SECOND in prompt
-    assert DONE not in prompt
+    assert prompt.count(DONE) < 2  # Claude Code keeps the newest answer beside its summary
 
 
 def test_an_agent_of_its_own_answers_the_main_conversation(

@@ -8,6 +8,7 @@ It comes from npm, beside the agents:
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 from mlxserve.api.ollama_models import OLLAMA_VERSION
 from tests.clients.agent_server import agent_server, call, num_results
 from tests.clients.node_packages import package_folder, run_node
+from tests.clients.odd_answers import DONE, QUESTIONS, marker_text, odd_answer
 from tests.text.template_rules import GUARDS
 
 pytestmark = pytest.mark.clients
@@ -62,6 +64,47 @@ async function main() {
 
 main();
 """
+
+ODD_SCRIPT = """
+const { Ollama } = require("ollama");
+const [url, questions] = process.argv.slice(1);
+const client = new Ollama({ host: url });
+const parameters = { type: "object", properties: { city: { type: "string" } } };
+const tools = [{ type: "function", function: { name: "weather", description: "Tells it.", parameters } }];
+
+async function main() {
+  const outcomes = [];
+  for (const content of JSON.parse(questions)) {
+    const messages = [{ role: "user", content }];
+    const whole = (await client.chat({ model: "local", messages, tools })).message;
+    const streamed = { content: "", calls: [] };
+    for await (const part of await client.chat({ model: "local", messages, tools, stream: true })) {
+      streamed.content += part.message.content;
+      streamed.calls.push(...(part.message.tool_calls ?? []));
+    }
+    const after = { role: "tool", tool_name: "weather", content: "rain" };
+    const again = whole.tool_calls ? [...messages, whole, after] : messages;
+    const last = (await client.chat({ model: "local", messages: again, tools })).message.content;
+    outcomes.push({ content: whole.content, calls: whole.tool_calls ?? [], streamed, last });
+  }
+  console.log(JSON.stringify(outcomes));
+}
+
+main();
+"""
+
+
+def test_the_package_reads_every_odd_answer_whole_and_streamed(tmp_path: Path) -> None:
+    with agent_server(tmp_path, "qwen 3.5", odd_answer) as server:
+        outcomes: list[dict[str, Any]] = run_node(
+            ["-e", ODD_SCRIPT, server.url, json.dumps(QUESTIONS)],
+            {"NODE_PATH": str(package_folder("ollama"))},
+        )
+    for question, outcome in zip(QUESTIONS, outcomes, strict=True):
+        assert outcome["streamed"] == {key: outcome[key] for key in ("content", "calls")}, outcome
+        text = marker_text(question)
+        assert outcome["content"] == (text or outcome["content"]), outcome
+        assert outcome["calls"] == [] or outcome["last"] == DONE, outcome
 
 
 @pytest.mark.parametrize("rule", GUARDS)
