@@ -47,7 +47,13 @@ from mlxserve.model.load import LoadedModel
 from mlxserve.model.load_check import try_first
 from mlxserve.model.rank_group import RankGroup
 from mlxserve.model.runner import ModelRunner
-from mlxserve.model.sizing import default_step_budget, first_pages, pool_memory, with_sizes
+from mlxserve.model.sizing import (
+    default_step_budget,
+    first_pages,
+    pool_memory,
+    shares_states,
+    with_sizes,
+)
 from mlxserve.model.step_peak import StepPeak, measure_step
 from mlxserve.model.window_group import WindowGroup, window_group
 from mlxserve.model.work import forward_work
@@ -293,7 +299,7 @@ class EnginePart:
     device_memory  bytes that a growing pool may use
     windows        sliding-window layers in a pool of their own beside `kv`; None if there are none
     group          of these layers
-    shared         memory that pages of all kinds share; None if each kind has its own
+    shared         memory that several kinds share; None if each kind has its own
     planned        bytes of weights, a step, a page, and as its pool recurrent states and the windows'
                    pages
     """
@@ -357,9 +363,10 @@ def build_part(
             group=own,
             unkept=limit.unkept // num_here,
         )
+    has_shared_states = shares_states(config, loaded)
     config = with_sizes(config, loaded, step, memory_limit, device_memory=most, group=own)
     assert config.num_pages is not None
-    shared = pool_memory(config, loaded, step, memory_limit, own)
+    shared = pool_memory(config, loaded, step, memory_limit, own, has_shared_states)
     planned_step = 0 if step is None else step.planned
     step = step if is_metal else None
     share = _share_memory(config, loaded, step)
@@ -376,8 +383,7 @@ def build_part(
     planned = PlannedMemory(
         weights=loaded.weight_size,
         step=planned_step,
-        pool=(config.num_state_slots or 0) * loaded.state_nbytes
-        + _window_bytes(windows, shared, kv.nbytes_of(config.num_pages)),
+        pool=_bytes_beside(config, loaded, windows, shared, kv.nbytes_of(config.num_pages)),
         page=kv.nbytes_of(1),
     )
     part = EnginePart(
@@ -391,7 +397,7 @@ def build_part(
         planned,
         windows,
         own if windows else None,
-        shared if windows else None,
+        shared,
     )
     if share is not None:
         share.follow(*part.pools)
@@ -400,13 +406,21 @@ def build_part(
     return part
 
 
-def _window_bytes(windows: WindowKV | None, shared: PoolMemory | None, other_bytes: int) -> int:
-    """Bytes planned for pages of windows beside those of the other layers' pages."""
-    if windows is None:
-        return 0
-    if shared is not None:
-        return max(0, shared.nbytes - other_bytes)
-    return windows.kv.nbytes_of(windows.kv.num_pages)
+def _bytes_beside(
+    config: EngineConfig,
+    loaded: LoadedModel,
+    windows: WindowKV | None,
+    shared: PoolMemory | None,
+    other_bytes: int,
+) -> int:
+    """Bytes planned for recurrent states and pages of windows, beside those of the other layers' pages."""
+    names = {} if shared is None else shared.page_bytes
+    nbytes = 0 if shared is None else max(0, shared.nbytes - other_bytes)
+    if StateSlots.name not in names:
+        nbytes += (config.num_state_slots or 0) * loaded.state_nbytes
+    if windows is not None and WindowPages.name not in names:
+        nbytes += windows.kv.nbytes_of(windows.kv.num_pages)
+    return nbytes
 
 
 def _share_memory(
@@ -420,6 +434,7 @@ def _share_memory(
         if config.wired_limit is not None:
             log.warning("wired_limit has no effect: mlx does not compute on Metal here.")
         return None
+    # More than there are, if they share memory with pages: a limit wires no memory that nobody has.
     states = (config.num_state_slots or 0) * loaded.state_nbytes
     fixed = loaded.weight_size + states
     return metal_memory.METAL_MEMORY.add(fixed, step.planned, config.wired_limit)

@@ -147,7 +147,7 @@ def test_a_device_that_refuses_to_move_memory_ends_one_step(
     shrink, calls = KVPool.shrink, itertools.count()
 
     def refuse_one(self: KVPool, num_pages: int) -> None:
-        if next(calls) == 5:
+        if next(calls) == 2:  # the first two are at the start
             raise RuntimeError("no memory")
         shrink(self, num_pages)
 
@@ -156,7 +156,7 @@ def test_a_device_that_refuses_to_move_memory_ends_one_step(
         with pytest.raises(EngineFailed):
             tokens(llm, prompts)
         assert tokens(llm, prompts) == expected, "the engine has begun again"
-    assert next(calls) > 6
+    assert next(calls) > 3
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,10 @@ class EvictionOrder:
         """Return True for a page protected by `keep_until`, free or not."""
         return page in self._kept_until
 
+    def is_evictable(self, page: int | None) -> bool:
+        """Return True for a free page that is neither kept nor useless."""
+        return page in self.normal or page in self.hot
+
     def __iter__(self) -> Iterator[int]:
         """Yield the pages in the order of eviction."""
         return chain.from_iterable(self.classes)

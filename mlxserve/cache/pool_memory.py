@@ -1,4 +1,4 @@
-"""PoolMemory: the bytes that pages of several kinds share, and how many of each kind there can be."""
+"""PoolMemory: the bytes that several kinds share, and how many units of each kind there can be."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ from dataclasses import dataclass
 
 from mlxserve.cache.groups import Window, max_useful_pages, pages_in
 
+MIN_FULL_PAGES = 2  # full pages, so that a request that has one can continue
+_MAX_STATES = 1024  # slots for recurrent states beyond which more are no use
+
 
 @dataclass(frozen=True, slots=True)
 class PoolMemory:
-    """The memory that the pages of several kinds share.
+    """The memory that several kinds share.
 
-    nbytes: bytes of the pages of all kinds together
-    page_bytes: bytes of a page of each kind, by the kind's name
+    nbytes: bytes of the units of all kinds together
+    page_bytes: bytes of a page, or of a state, of each kind, by the kind's name
     """
 
     nbytes: int
@@ -38,3 +41,8 @@ def max_page_counts(
     left = nbytes - window.num_held * page_bytes
     most = max_useful_pages(window, num_seqs, step_tokens)
     return max(0, num_pages), min(most, pages_in(max(0, left), window_page_bytes))
+
+
+def max_states(nbytes: int, state_bytes: int, page_bytes: int) -> int:
+    """Return the maximum number of recurrent states in `nbytes`, which leave memory for the fewest full pages."""
+    return min(_MAX_STATES, max(0, nbytes - MIN_FULL_PAGES * page_bytes) // max(1, state_bytes))

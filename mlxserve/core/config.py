@@ -370,12 +370,13 @@ class EngineConfig(Options):
         int | None,
         Option(
             "Recurrent states that memory is kept for, in models that have them: two for each "
-            "running request, the others to continue cached prompts from.",
+            "running request, the others to continue cached prompts from. With num_pages, or on several "
+            "ranks, a quarter of the cache's memory, 6 to 1024.",
             "Memory",
             "states",
             ge=2,
             le=2**16,
-            default="a quarter of the cache's memory, 6 to 1024",
+            default="by demand, from the memory of the cache",
             is_tuning=True,
         ),
     ] = None

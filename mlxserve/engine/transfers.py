@@ -184,7 +184,12 @@ class Transfers:
     def _copy(self) -> None:
         if self._moves.balance is not None:
             for resize in self._moves.balance.pop_resizes():
-                self._runner.shrink(resize.kind, resize.sources, resize.targets, resize.num_pages)
+                if resize.dropped:
+                    self._runner.drop(resize.kind, resize.dropped)
+                else:
+                    self._runner.shrink(
+                        resize.kind, resize.sources, resize.targets, resize.num_units
+                    )
         # Memory of pages that were allocated for the first time.
         self._runner.back(self._moves.kinds[0].name, self._moves.pool.blank.num_open)
         for end in self._moves.ends:

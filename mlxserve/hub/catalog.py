@@ -185,8 +185,8 @@ def memory_fit(
     if per_token == 0:
         fits = taken <= memory.nbytes
         return MemoryFit(fits, context if fits else 0, taken, context)
-    # A quarter of the cache is for recurrent states (model/sizing.py).
-    of_cache = Fraction(3, 4) if entry.kv.has_states else Fraction(1)
+    # A request's recurrent states take less than a tenth of the cache, and share it with pages (model/sizing.py).
+    of_cache = Fraction(9, 10) if entry.kv.has_states else Fraction(1)
     num_tokens = max(0, int((memory.nbytes - taken) * of_cache) // per_token)
     needed = taken + math.ceil(context * per_token / of_cache)
     return MemoryFit(needed <= memory.nbytes, num_tokens, needed, context)

@@ -8,7 +8,10 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from mlxserve.cache.pool_memory import PoolMemory
+from mlxserve.cache.kinds.full_pages import FullPages
+from mlxserve.cache.kinds.state_slots import StateSlots
+from mlxserve.cache.kinds.window_pages import WindowPages
+from mlxserve.cache.pool_memory import PoolMemory, max_states
 from mlxserve.core.config import EngineConfig
 from mlxserve.core.errors import InvalidConfig, OutOfMemory
 from mlxserve.model.load import LoadedModel
@@ -61,6 +64,15 @@ def with_sizes(
     _refuse_context_beyond(config, sizes)
     if group is not None and sizes.num_window_pages:
         group.log_division(sizes.num_pages, sizes.num_window_pages, options.max_num_seqs)
+    if shares_states(config, loaded):
+        log.info(
+            "The cache is shared by up to %d tokens and up to %s recurrent states of %.1f MiB: each running "
+            "request needs %d, and each conversation to be continued one",
+            num_tokens,
+            sizes.num_slots,
+            loaded.state_nbytes / (1 << 20),
+            STATE_SLOTS,
+        )
     max_model_len = options.max_model_len or loaded.max_length
     if not options.enable_chunked_prefill:
         max_model_len = min(max_model_len, num_tokens)
@@ -73,23 +85,52 @@ def with_sizes(
     )
 
 
+def shares_states(config: EngineConfig, loaded: LoadedModel) -> bool:
+    """Return True if recurrent states share memory with pages.
+
+    What ranks can have depends on each one's layers, and chosen numbers are kept: they divide it once.
+    """
+    chosen = config.num_pages, config.num_window_pages, config.num_state_slots
+    return loaded.has_states and loaded.group is None and bool(loaded.layers) and not any(chosen)
+
+
 def pool_memory(
     config: EngineConfig,
     loaded: LoadedModel,
     step: StepPeak | None,
     memory_limit: int,
     group: WindowGroup | None,
+    has_shared_states: bool = False,
 ) -> PoolMemory | None:
-    """Return the memory that pages of several kinds share, or None if they share nothing.
+    """Return the memory that several kinds share, or None if they share nothing.
+
+    It has what weights and a step leave, or what the maximum numbers of units take if that is less.
 
     The arguments are those of `with_sizes`; `config` has the sizes that it found.
+
+    has_shared_states: as `shares_states` returned before there were sizes
     """
-    if group is None or step is None:
-        return None
     assert config.num_pages is not None
-    states = (config.num_state_slots or 0) * loaded.state_nbytes
-    left = memory_limit - loaded.weight_size - step.beside_cache - states
-    return group.shared(left, config.num_pages, config.num_window_pages or 0)
+    num_windows, num_slots = config.num_window_pages or 0, config.num_state_slots or 0
+    windows = group if num_windows else None
+    if step is None or not (has_shared_states or (windows is not None and windows.is_shared)):
+        return None
+    left = memory_limit - loaded.weight_size - step.beside_cache
+    page_bytes = {FullPages.name: _page_bytes(loaded, config.page_size)}
+    most = 0
+    if windows is not None:
+        page_bytes = {
+            FullPages.name: windows.other_page_bytes,
+            WindowPages.name: windows.page_bytes,
+        }
+        most += num_windows * windows.page_bytes
+    if has_shared_states:
+        page_bytes[StateSlots.name] = loaded.state_nbytes
+        most += num_slots * loaded.state_nbytes
+    else:
+        left -= num_slots * loaded.state_nbytes
+    most += config.num_pages * page_bytes[FullPages.name]
+    return PoolMemory(min(left, most), page_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,16 +171,22 @@ def _fitted(
     memory_limit: int,
     group: WindowGroup | None,
 ) -> Sizes:
-    """Return as many pages and slots as fit into memory. Raises OutOfMemory, InvalidConfig."""
+    """Return as many pages and slots as fit into memory. Raises OutOfMemory, InvalidConfig.
+
+    Of shared memory these are maxima.
+    """
     assert step is not None, "the number of pages follows from a measured step"
-    num_slots = config.num_state_slots
-    if num_slots is None and loaded.has_states:
-        left = memory_limit - loaded.weight_size - step.beside_cache
-        num_slots = loaded.all_min(fit_states(loaded, left))
+    num_slots = config.num_state_slots if loaded.has_states else None
+    left = memory_limit - loaded.weight_size - step.beside_cache
+    num_fixed = num_slots or 0  # slots that no page can have
+    if shares_states(config, loaded):
+        num_slots = max_states(left, loaded.state_nbytes, _page_bytes(loaded, config.page_size))
+        num_fixed = STATE_SLOTS
+    elif num_slots is None and loaded.has_states:
+        num_fixed = num_slots = loaded.all_min(fit_states(loaded, left))
     options = config.scheduler
     longest = options.max_model_len or loaded.max_length
-    num_slots = num_slots if loaded.has_states else None
-    memory_limit -= (num_slots or 0) * loaded.state_nbytes
+    memory_limit -= num_fixed * loaded.state_nbytes
     num_pages = fit_pages(
         loaded,
         step,
@@ -186,7 +233,7 @@ def _refuse_context_beyond(config: EngineConfig, sizes: Sizes) -> None:
 
 
 def fit_states(loaded: LoadedModel, cache_size: int) -> int:
-    """Slots for recurrent states in a cache of `cache_size` bytes, pages included.
+    """Slots for recurrent states in a cache of `cache_size` bytes, pages included, if they share no memory.
 
     They get a quarter of it, or all of it for a model without attention, whose pages take no
     memory.
@@ -204,7 +251,7 @@ def _limit_by_states(max_num_seqs: int, num_slots: int | None) -> int:
         return max_num_seqs
     limit = num_slots // STATE_SLOTS
     log.warning(
-        "At most %d requests run at the same time instead of %d: memory is kept for %d recurrent "
+        "At most %d requests run at the same time instead of %d: memory has room for %d recurrent "
         "states, and each request needs %d. Raise num_state_slots or gpu_memory_utilization.",
         limit,
         max_num_seqs,

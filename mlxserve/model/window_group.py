@@ -6,9 +6,7 @@ import logging
 from dataclasses import dataclass
 
 from mlxserve.cache.groups import Window, max_useful_pages, pages_in, split, window_of
-from mlxserve.cache.kinds.full_pages import FullPages
-from mlxserve.cache.kinds.window_pages import WindowPages
-from mlxserve.cache.pool_memory import PoolMemory, max_page_counts
+from mlxserve.cache.pool_memory import max_page_counts
 from mlxserve.core.config import EngineConfig
 from mlxserve.core.errors import InvalidConfig
 from mlxserve.model.load import LoadedModel
@@ -83,17 +81,6 @@ class WindowGroup:
             is_promised=options.max_model_len is not None,
         )
         return max(0, num_pages), num_window_pages
-
-    def shared(self, nbytes: int, num_pages: int, num_window_pages: int) -> PoolMemory | None:
-        """Return the memory that both kinds of pages share; None if they do not share it.
-
-        It has `nbytes`, or what the maximum numbers of pages take if that is less.
-        """
-        if not self.is_shared or not num_window_pages:
-            return None
-        page_bytes = {FullPages.name: self.other_page_bytes, WindowPages.name: self.page_bytes}
-        most = num_pages * self.other_page_bytes + num_window_pages * self.page_bytes
-        return PoolMemory(min(nbytes, most), page_bytes)
 
     def log_division(self, num_pages: int, num_window_pages: int, max_num_seqs: int) -> None:
         """Log the tokens and the windows that share the cache.

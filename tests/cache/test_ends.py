@@ -123,8 +123,9 @@ def test_the_cheapest_is_the_first_by_cost_whatever_happened() -> None:
         ends.use(draw.choice(known), now)
         ends.pass_by(draw.choice(known))
         cheapest = ends.cheapest(now, num_freed, least=7.99)
-        first = next(iter(ends.by_cost(now, num_freed)), None)
-        assert (cheapest and cheapest[1]) == first
+        all_of_them = ends.first_by_cost(len(ends), now, num_freed)
+        assert cheapest == next(iter(all_of_them), None)
+        assert ends.first_by_cost(5, now, num_freed, least=7.99) == all_of_them[:5]
         if cheapest is not None and now % 3 == 0:
             ends.drop(cheapest[1])
         ends.check()

@@ -1,4 +1,4 @@
-"""What chats that take turns compute, by the memory of the cache: layers with a window beside dense ones.
+"""What chats that take turns compute, by the memory of the cache: windows and states beside dense layers.
 
     room     tokens that one request can have, and whether a prompt of 0.9 of the longest possible context is
              computed once the chats have filled the cache
@@ -19,12 +19,13 @@ from zlib import crc32
 from mlxserve.bench.report import Figure, Note, Report
 from mlxserve.cache.groups import Window
 from mlxserve.cache.kinds.full_pages import FullPages
+from mlxserve.cache.kinds.state_slots import StateSlots
 from mlxserve.cache.kinds.window_pages import WindowPages
 from mlxserve.cache.pages import PagePool
-from mlxserve.cache.pool_memory import PoolMemory, max_page_counts
+from mlxserve.cache.pool_memory import PoolMemory, max_page_counts, max_states
 from mlxserve.core.config import SchedulerConfig
 from mlxserve.core.sampling_params import SamplingParams
-from mlxserve.request import Request, RequestState, Sampled
+from mlxserve.request import STATE_SLOTS, Request, RequestState, Sampled
 from mlxserve.scheduler.scheduler import Scheduler
 
 PAGE_SIZE = 32
@@ -32,6 +33,11 @@ LONGEST = 262_144  # tokens that the model was made for
 WINDOW = Window(1024, PAGE_SIZE)
 # Gemma 4 26B in 16 bits: 5 layers that see everything (2 heads of 512), 25 with a window (8 heads of 256).
 TOKEN_BYTES, WINDOW_TOKEN_BYTES = 5 * 2 * 512 * 2 * 2, 25 * 8 * 256 * 2 * 2
+# Qwen3.5 35B-A3B in 16 bits: 10 layers that see everything (2 heads of 256). The state of 30 has 32 matrices of
+# 128 x 128 in 32 bits, and 3 columns of a convolution over 8,192 channels.
+HYBRID_TOKEN_BYTES = 10 * 2 * 256 * 2 * 2
+STATE_BYTES = 30 * (32 * 128 * 128 * 4 + 3 * 8192 * 2)
+KINDS = ("windows", "states", "dense")
 NEW_TEXT, ANSWER, ROUNDS = 300, 60, 5
 _NUM_OPEN = 64  # pages that have memory from the start
 _SIDE = 600  # tokens of a short prompt
@@ -41,15 +47,17 @@ _STEPS = 100_000  # more than any run has
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes of the cache, with layers that have a window or without them."""
+    """Bytes of the cache, and what the layers keep: "dense", "windows" or "states"."""
 
     nbytes: int
-    has_windows: bool
+    kind: str = "dense"
 
     def scheduler(self) -> Scheduler:
         """As the engine is built for so many bytes."""
         options = SchedulerConfig(max_num_seqs=64)
-        if not self.has_windows:
+        if self.kind == "states":
+            return self._with_states()
+        if self.kind == "dense":
             pool = PagePool(self.nbytes // (PAGE_SIZE * TOKEN_BYTES), PAGE_SIZE)
             return Scheduler(_config(pool), pool)
         page_bytes = {
@@ -69,17 +77,40 @@ class Memory:
         ends, memory = [WindowPages(windows, WINDOW)], PoolMemory(self.nbytes, page_bytes)
         return Scheduler(_config(pool), pool, ends=ends, memory=memory)
 
+    def _with_states(self) -> Scheduler:
+        page_bytes = {FullPages.name: PAGE_SIZE * HYBRID_TOKEN_BYTES, StateSlots.name: STATE_BYTES}
+        num_slots = max_states(self.nbytes, STATE_BYTES, page_bytes[FullPages.name])
+        left = self.nbytes - STATE_SLOTS * STATE_BYTES
+        pool = PagePool(left // page_bytes[FullPages.name], PAGE_SIZE, num_open=_NUM_OPEN)
+        ends, memory = [StateSlots(num_slots, pool)], PoolMemory(self.nbytes, page_bytes)
+        return Scheduler(_config(pool), pool, ends=ends, memory=memory)
+
+    @property
+    def _token_bytes(self) -> int:
+        return HYBRID_TOKEN_BYTES if self.kind == "states" else TOKEN_BYTES
+
+    @property
+    def _chat_bytes(self) -> int:
+        """Bytes that a chat keeps beside its pages, to be continued."""
+        window = WINDOW.num_held * PAGE_SIZE * WINDOW_TOKEN_BYTES
+        return {"dense": 0, "windows": window, "states": STATE_BYTES}[self.kind]
+
+    @property
+    def _request_bytes(self) -> int:
+        """Bytes that a running request has beside what a chat keeps."""
+        return STATE_SLOTS * STATE_BYTES if self.kind == "states" else 0
+
     @property
     def longest(self) -> int:
-        """Tokens of the longest possible context: with one window and nothing else."""
-        own = WINDOW.num_held * PAGE_SIZE * WINDOW_TOKEN_BYTES if self.has_windows else 0
-        return min(LONGEST, (self.nbytes - own) // (PAGE_SIZE * TOKEN_BYTES) * PAGE_SIZE)
+        """Tokens of the longest possible context: with one window, or the states of one request, and nothing else."""
+        own = self._request_bytes or self._chat_bytes
+        return min(LONGEST, (self.nbytes - own) // (PAGE_SIZE * self._token_bytes) * PAGE_SIZE)
 
     def holds(self, num_chats: int, num_tokens: int) -> bool:
-        """Whether the bytes of all chats fit: each with its tokens and its last window."""
-        own = WINDOW.num_held * PAGE_SIZE * WINDOW_TOKEN_BYTES if self.has_windows else 0
+        """Return True if the bytes of all chats fit: each with its tokens and its last window or state."""
         pages = -(-num_tokens // PAGE_SIZE) + 1
-        return num_chats * (pages * PAGE_SIZE * TOKEN_BYTES + own) <= self.nbytes
+        chat = pages * PAGE_SIZE * self._token_bytes + self._chat_bytes
+        return num_chats * chat + self._request_bytes <= self.nbytes
 
 
 def _config(pool: PagePool) -> SchedulerConfig:
@@ -213,9 +244,8 @@ def bench_memory_turns(sizes: Sequence[float]) -> Report:
     figures: list[Figure] = []
     notes: list[Note] = []
     for size in sizes:
-        for has_windows in (True, False):
-            memory = Memory(int(size * (1 << 30)), has_windows)
-            who = "windows" if has_windows else "dense"
+        for who in KINDS:
+            memory = Memory(int(size * (1 << 30)), who)
             room = memory.scheduler().max_model_len
             figures += [
                 Figure(f"{size:g} GiB: room", "tokens", (float(room),), who),
@@ -247,6 +277,8 @@ def bench_memory_turns(sizes: Sequence[float]) -> Report:
         "window": WINDOW.size,
         "bytes of a token": TOKEN_BYTES,
         "in a window": WINDOW_TOKEN_BYTES,
+        "beside states": HYBRID_TOKEN_BYTES,
+        "of a state": STATE_BYTES,
         "new tokens of a turn": NEW_TEXT + ANSWER,
     }
     return Report("memory-turns", settings, tuple(figures), notes=tuple(notes))

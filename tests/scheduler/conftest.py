@@ -21,6 +21,7 @@ from mlxserve.cache.groups import Window
 from mlxserve.cache.hashing import extend_hashes, page_hash
 from mlxserve.cache.kinds.full_pages import FullPages
 from mlxserve.cache.kinds.kind import EndKind, Uses
+from mlxserve.cache.kinds.reclaim import Resize
 from mlxserve.cache.kinds.state_slots import StateSlots
 from mlxserve.cache.kinds.window_pages import WindowPages
 from mlxserve.cache.pages import PagePool
@@ -32,6 +33,7 @@ from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.core.stats import PoolStats
 from mlxserve.images.picture import Placed, marks_of
 from mlxserve.request import (
+    STATE_SLOTS,
     CacheMiss,
     CacheReport,
     Chunk,
@@ -45,7 +47,6 @@ from mlxserve.request import (
     Sampled,
 )
 from mlxserve.scheduler.admission import MAX_CANDIDATES
-from mlxserve.scheduler.balance import Resize
 from mlxserve.scheduler.disk_pages import Load
 from mlxserve.scheduler.drafts import MAX_DECODES, Drafts
 from mlxserve.scheduler.page_tables import PageCopy
@@ -77,7 +78,7 @@ def move_slots(slots: dict[int, tuple[bytes, int]], resize: Resize, page_size: i
             slots.pop(target * page_size + offset, None)
             if (held := slots.get(source * page_size + offset)) is not None:
                 slots[target * page_size + offset] = held
-    for slot in [slot for slot in slots if slot >= resize.num_pages * page_size]:
+    for slot in [slot for slot in slots if slot >= resize.num_units * page_size]:
         del slots[slot]
 
 
@@ -518,6 +519,9 @@ class GhostEngine:
         for resize in balance.pop_resizes() if balance is not None else ():
             assert not self.unread, "pages move while a step is unread"
             self.num_resized += 1
+            if resize.dropped:
+                self.states.drop_now(resize.dropped)
+                continue
             page_size = self.scheduler.pool.page_size
             slots = self.slots if resize.kind == FullPages.name else self.windows.slots
             move_slots(slots, resize, page_size)
@@ -979,9 +983,14 @@ def make_engine() -> Callable[..., GhostEngine]:
         window: int | None = None,
         num_window_pages: int = 0,
         shared: int | None = None,
+        state_bytes: int | None = None,
         **options: object,
     ) -> GhostEngine:
-        """`shared`: bytes of a window's page where one of the other layers has 1, and both share memory."""
+        """Make an engine whose kinds share memory if one of two sizes is given.
+
+        shared: bytes of a window's page where one of the other layers has 1
+        state_bytes: bytes of a state in this measure
+        """
         options = {
             "max_num_batched_tokens": 32,
             "max_num_seqs": 8,
@@ -993,20 +1002,25 @@ def make_engine() -> Callable[..., GhostEngine]:
         pool = PagePool(num_pages, page_size, hot_after_hits, num_open)
         disk, config = disk or GhostDisk(), SchedulerConfig(**options)
         ends: list[EndKind] = []
-        memory: PoolMemory | None = None
+        nbytes, page_bytes = num_pages, {FullPages.name: 1}
+        if state_bytes is not None:
+            nbytes += STATE_SLOTS * state_bytes
+            page_bytes[StateSlots.name] = state_bytes
         if window is not None:
             seen = Window(window, page_size)
             num_window_pages = max(seen.num_held, num_window_pages)
             if shared is not None:
-                nbytes = num_pages + seen.num_held * shared
+                nbytes += seen.num_held * shared
                 num_window_pages = max(seen.num_held, (nbytes - 2) // shared)
-                page_bytes = {FullPages.name: 1, WindowPages.name: shared}
-                memory = PoolMemory(nbytes, page_bytes)
+                page_bytes[WindowPages.name] = shared
             num_open_too = num_open and min(num_open, num_window_pages)
             window_pool = PagePool(num_window_pages, page_size, hot_after_hits, num_open_too)
             ends.append(WindowPages(window_pool, seen))
+        if state_bytes is not None:
+            num_state_slots = max(STATE_SLOTS, (nbytes - 2) // state_bytes)
         if num_state_slots is not None:
             ends.append(StateSlots(num_state_slots, pool))
+        memory = PoolMemory(nbytes, page_bytes) if len(page_bytes) > 1 else None
         drafts = GhostDrafts(config.speculative_tokens) if config.speculative_tokens else None
         return GhostEngine(Scheduler(config, pool, disk, drafts, ends, memory), disk)
 

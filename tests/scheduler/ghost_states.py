@@ -7,7 +7,7 @@ that is found too early or given up too early.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from mlxserve.request import Chunk, LiveRequest, RequestState
@@ -58,11 +58,15 @@ class GhostStates:
         self.live.clear()
         self.snapshots.clear()
 
+    def drop_now(self, ids: Iterable[int]) -> None:
+        """Before a step is planned, whose memory others get."""
+        for id_ in ids:
+            del self.snapshots[id_]
+
     def drop(self) -> None:
         """Once a step is launched."""
         for _, dropped in self.scheduler.moves.pop_dropped():
-            for id_ in dropped:
-                del self.snapshots[id_]
+            self.drop_now(dropped)
         for request in [r for r in self.live if r.state is not RequestState.RUNNING]:
             del self.live[request]
 

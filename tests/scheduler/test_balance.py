@@ -71,7 +71,8 @@ def test_a_long_conversations_window_outlives_short_requests(make_engine: MakeEn
     for number in range(8):
         turn(engine, numbered(10 + number, 30))
     chat += numbered(2, 8)
-    assert turn(engine, chat) <= 2 * 8 + PAGE
+    # The end 12 tokens later may be worth less than a short request's.
+    assert turn(engine, chat) <= 2 * 8 + 2 * PAGE
 
 
 def test_pages_that_lead_to_a_lost_place_are_evicted_first(make_engine: MakeEngine) -> None:

@@ -1,41 +1,100 @@
-"""Reclaimer: the pages of one kind and the cost of reclaiming them, for kinds that share memory.
+"""Reclaimer: the units of one kind and the cost of reclaiming them, for kinds that share memory.
 
-Counts pages; the caller that compares kinds (`Balance`) knows the bytes of a page of each.
+Counts units; the caller that compares kinds (`Balance`) knows the bytes of a unit of each.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from math import inf
 
 from mlxserve.cache.pages import PagePool
+from mlxserve.cache.pool_memory import MIN_FULL_PAGES
 from mlxserve.request import LiveRequest, PageTable, as_page_table
 
-_MIN_FULL_PAGES = 2  # full pages, so that a request that has one can continue
 _HOT = 2.0  # how much more likely pages that were hit often are hit again
 
 
-class Reclaimer(ABC):
-    """The pages of one kind, which can give memory to other kinds and take it from them.
+@dataclass(frozen=True, slots=True)
+class Resize:
+    """A change of a kind's memory to at most `num_units` units.
 
-    initial_pages: pages at the start, for all kinds but the one that gets the rest of the memory
-    min_pages: pages that the kind keeps in any case
-    weight: bytes of a page, relative to those of a full page
+    sources: pages to copy to `targets` before the arrays shrink
+    dropped: names of the units to drop, of a kind that has no arrays of pages
+    """
+
+    kind: str
+    num_units: int
+    sources: Sequence[int] = ()
+    targets: Sequence[int] = ()
+    dropped: Sequence[int] = ()
+
+
+class Reclaimer(ABC):
+    """The units of one kind, which can give memory to other kinds and take it from them.
+
+    initial_units: units at the start, for all kinds but the one that gets the rest of the memory
+    min_units: units that the kind keeps in any case
+    weight: bytes of a unit, relative to those of a full page
     """
 
     name: str
-    pool: PagePool
-    initial_pages = 0
-    min_pages = _MIN_FULL_PAGES
+    initial_units = 0
+    min_units = MIN_FULL_PAGES
     weight = 1.0
+
+    # ---- how many units there are
+
+    @property
+    @abstractmethod
+    def limit(self) -> int:
+        """Number of units that the kind may have now."""
+
+    @property
+    @abstractmethod
+    def max_units(self) -> int:
+        """Number of units that the kind may have at most."""
+
+    @property
+    @abstractmethod
+    def num_free(self) -> int:
+        """Number of units that requests could get now, cached ones included."""
+
+    @property
+    @abstractmethod
+    def num_spare(self) -> int:
+        """Number of units that are blank or useless."""
+
+    @property
+    def num_open(self) -> int:
+        """Number of units whose memory is in arrays, which are copied if the limit falls below it."""
+        return 0
+
+    @abstractmethod
+    def raise_limit(self, count: int) -> None:
+        """Allow `count` more units."""
+
+    @abstractmethod
+    def lower(self, limit: int, running: Collection[LiveRequest]) -> Resize | None:
+        """Lower the limit, as far as held units allow; return what the owner of the arrays has to do.
+
+        `make_room` has made that many units spare. The tables of `running` requests may change.
+        """
+
+    # ---- what is reclaimed
 
     @abstractmethod
     def next_cost(self) -> float:
-        """Return the cost of the next eviction.
+        """Return the cost of the next eviction of a unit that is not useless.
 
         In tokens to compute again, per full page of the freed bytes and per request ended since the last use.
         """
+
+    @abstractmethod
+    def make_room(self, count: int) -> None:
+        """Make `count` units blank or useless, in the order of their cost."""
 
     def apply_dropped_ends(self) -> None:  # noqa: B027 (no other kind limits the use of most kinds)
         """Mark pages as useless that no sequence can continue from since other kinds dropped theirs."""
@@ -48,8 +107,11 @@ class Reclaimer(ABC):
         """Return True if the page with this hash is an end: a sequence can continue after it."""
         return False
 
+    def touch(self, hash_: bytes) -> None:
+        """Note that a waiting request will continue after the page with this hash."""
+
     def cheapest_leaf(self, is_free: Callable[[bytes], bool]) -> tuple[float, bytes] | None:  # noqa: ARG002
-        """Return (cost, hash) of the cheapest end that is in no later end's window; None if there is none.
+        """Return (cost, hash) of the cheapest end that no later end is known of; None if there is none.
 
         is_free: tells if the full page with a hash can be evicted
         """
@@ -60,12 +122,74 @@ class Reclaimer(ABC):
         raise KeyError(end)
 
     def next_dropped(self) -> list[tuple[bytes, int]]:
-        """Return (hash, page) of the pages of the ends that will be dropped soon."""
+        """Return (hash, unit) of the units of the ends that will be dropped soon."""
         return []
 
+    # ---- what requests need
+
+    def max_growing(self, num_running: int) -> int:
+        """Return the maximum number of units that so many running answers need next."""
+        return num_running
+
+    def num_growing(self, running: Collection[LiveRequest]) -> int:
+        """Return the units that running requests need next; an upper bound if there are enough."""
+        return self.max_growing(len(running))
+
     @abstractmethod
-    def make_room(self, count: int) -> None:
-        """Make `count` pages blank or useless, in the order of their cost."""
+    def num_to_allocate(self, request: LiveRequest) -> int:
+        """Return the number of units that a running prompt will allocate before it releases any."""
+
+    @abstractmethod
+    def num_at_begin(self, request: LiveRequest, cached: Sequence[int]) -> int:
+        """Return the free units that a waiting request takes if it begins after these full pages.
+
+        Cached units that are free count as well.
+        """
+
+
+class PageReclaimer(Reclaimer):
+    """The pages of one pool."""
+
+    pool: PagePool
+
+    @property
+    def limit(self) -> int:
+        return self.pool.blank.limit
+
+    @property
+    def max_units(self) -> int:
+        return self.pool.num_pages
+
+    @property
+    def num_free(self) -> int:
+        return self.pool.num_free
+
+    @property
+    def num_spare(self) -> int:
+        return self.pool.num_spare
+
+    @property
+    def num_open(self) -> int:
+        return self.pool.blank.num_open
+
+    def raise_limit(self, count: int) -> None:
+        self.pool.blank.limit += count
+
+    def lower(self, limit: int, running: Collection[LiveRequest]) -> Resize:
+        fixed = {page for each in running if each.loading for page in self.table(each)}
+        targets = self.pool.lower(limit, fixed)
+        for request in running:
+            if max(self.named(request), default=-1) >= self.limit:
+                self.rename(request, targets)
+        return Resize(self.name, self.limit, list(targets), list(targets.values()))
+
+    def num_growing(self, running: Collection[LiveRequest]) -> int:
+        if len(running) <= self.pool.num_free:
+            return len(running)
+        page_size = self.pool.page_size
+        return sum(
+            request.num_computed >= len(request.page_table) * page_size for request in running
+        )
 
     @abstractmethod
     def table(self, request: LiveRequest) -> PageTable:
@@ -79,19 +203,8 @@ class Reclaimer(ABC):
     def rename(self, request: LiveRequest, targets: Mapping[int, int]) -> None:
         """Replace the page ids in the request's table by their `targets`."""
 
-    @abstractmethod
-    def num_to_allocate(self, request: LiveRequest) -> int:
-        """Return the number of pages that a running prompt will allocate before it releases any."""
 
-    @abstractmethod
-    def num_at_begin(self, request: LiveRequest, cached: Sequence[int]) -> int:
-        """Return the free pages that a waiting request takes if it begins after these full pages.
-
-        Cached pages that are free count as well.
-        """
-
-
-class FullPageReclaimer(Reclaimer):
+class FullPageReclaimer(PageReclaimer):
     """The full pages, which are evicted one by one, least recently used first.
 
     Where other kinds limit how much of a prefix is usable, whole conversations are dropped with their ends.
@@ -104,8 +217,6 @@ class FullPageReclaimer(Reclaimer):
 
     def next_cost(self) -> float:
         order = self.pool.order
-        if order.useless:
-            return 0.0
         if (cheapest := self._cheapest()) is not None:
             return cheapest[0]
         for weight, pages in ((1.0, order.normal), (_HOT, order.hot)):
@@ -115,10 +226,10 @@ class FullPageReclaimer(Reclaimer):
         return inf
 
     def make_room(self, count: int) -> None:
-        if count <= self.pool.num_spare:
+        if count <= self.num_spare:
             return
         self.apply_dropped_ends()
-        while count > self.pool.num_spare and (cheapest := self._cheapest()) is not None:
+        while count > self.num_spare and (cheapest := self._cheapest()) is not None:
             _, end, other = cheapest
             other.drop_end(end)
             self.apply_dropped_ends()
@@ -129,8 +240,7 @@ class FullPageReclaimer(Reclaimer):
         return min(costs, key=lambda cost: cost[0], default=None)
 
     def _is_free(self, hash_: bytes) -> bool:
-        page = self.pool.index.find(hash_)
-        return page in self.pool.order.normal or page in self.pool.order.hot
+        return self.pool.order.is_evictable(self.pool.index.find(hash_))
 
     def apply_dropped_ends(self) -> None:
         """Mark the pages as useless that led to dropped ends."""

@@ -13,17 +13,19 @@ taken where another prompt will probably continue:
     the end of a named prefix
 
 Each running request also owns its newest page boundary, which can be found once it has given up its
-pages. Knows ids only, by the hash of the page: the runner owns the arrays. One slot is one state in memory; each running request takes two, for its own state and for its
-newest boundary.
+pages. Knows ids only, by the hash of the page: the runner owns the arrays. One slot is one state in memory;
+each running request takes two, for its own state and for its newest boundary. How many slots there are
+may change: full pages and states can share memory (`StateEnds`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from math import inf
 
-from mlxserve.cache.kinds.kind import EndKind, Has, Start, Units, Uses
-from mlxserve.cache.kinds.snapshots import Snapshots, Worth
+from mlxserve.cache.kinds.kind import EndKind, Has, Room, Start, Units, Uses
+from mlxserve.cache.kinds.state_ends import StateEnds
 from mlxserve.cache.kinds.turn_ends import likely_ends
 from mlxserve.cache.pages import PagePool
 from mlxserve.core.stats import StateStats
@@ -35,15 +37,28 @@ class _Running:
     """The states of a running request."""
 
     is_cached: bool  # it restores snapshots, and takes some for others
-    restore: int | None = None  # the snapshot that its next chunk begins with
     wanted: set[int] = field(default_factory=set)  # positions where others will continue
     boundary: tuple[int, int] | None = None  # (position, id) of its own newest snapshot
+    last_kept: int = 0  # position of the last snapshot that it took for others
+
+
+class StateRoom(Room):
+    """The slots that waiting requests may have; changes nothing."""
+
+    def __init__(self, ends: StateEnds) -> None:
+        self._ends = ends
+
+    def num_own(self, request: LiveRequest) -> int:  # noqa: ARG002
+        return STATE_SLOTS
+
+    def num_lacking(self, request: LiveRequest, num_cached: int, num_reserved: int) -> int:  # noqa: ARG002
+        return STATE_SLOTS + num_reserved - self._ends.num_free
 
 
 class StateSlots(EndKind):
-    """Plans which states are kept and restored; `num_slots` of them fit into memory."""
+    """Plans which states are kept and restored; at most `num_slots` of them fit into memory."""
 
-    name = "states"
+    name = StateEnds.name
     missing = CacheMiss.NO_SNAPSHOT
     allows_drafts = False  # a state does not go back to the last accepted token
     names_units = True
@@ -52,26 +67,26 @@ class StateSlots(EndKind):
         """Take the pool of full pages, whose hashes identify the snapshots."""
         self.stats = stats or StateStats()
         self._pool = pool
-        self.stats.num_slots = num_slots
-        self._snapshots = Snapshots(pool, self.stats)
         self._running: dict[LiveRequest, _Running] = {}
         self._unread: dict[int, bool] = {}  # ids in unread steps; whether others are to find them
         self._next_id = 0
+        self.reclaimer = self._ends = StateEnds(num_slots, pool, self.stats, self._num_held)
+        self.room = StateRoom(self._ends)
 
     def renewed(self, pool: PagePool) -> StateSlots:
-        return StateSlots(self.stats.num_slots, pool, self.stats)
+        return StateSlots(self._ends.max_units, pool, self.stats)
 
     # ---- prefix hits
 
     def has(self, hash_: bytes) -> bool:
-        return self._snapshots.has(hash_)
+        return self._ends.has(hash_)
 
     def unit_of(self, hash_: bytes) -> int:
-        return self._snapshots.id_of(hash_)
+        return self._ends.id_of(hash_)
 
     def num_usable(self, hashes: Sequence[bytes], num_pages: int, has: Has | None = None) -> int:
         """Return how many of the first `num_pages` cached pages end with a known state."""
-        has = has or self._snapshots.has
+        has = has or self._ends.has
         while num_pages and not has(hashes[num_pages - 1]):
             num_pages -= 1
         return num_pages
@@ -87,14 +102,14 @@ class StateSlots(EndKind):
         if num_known > num_pages:
             running.wanted.add(num_known * page_size)
             self.stats.missed_tokens += (num_known - num_pages) * page_size
-        self._shrink()
+        self._ends.make_room(0)
 
     def begin_again(self, request: LiveRequest, num_pages: int) -> None:
         if num_pages:
             self._restore(request, num_pages)
 
     def _restore(self, request: LiveRequest, num_pages: int) -> None:
-        self._running[request].restore = self._snapshots.use(request.page_hashes[num_pages - 1])
+        self._ends.restore(request, request.page_hashes[num_pages - 1])
 
     def expect(self, request: LiveRequest, num_pages: int) -> None:
         """Plan a snapshot after the first `num_pages` pages; no-op if the request does not run."""
@@ -104,8 +119,18 @@ class StateSlots(EndKind):
     def stop(self, request: LiveRequest) -> None:
         """Publish the request's newest boundary."""
         running = self._running.pop(request, None)
-        if running is not None and running.boundary is not None:
+        if running is None:
+            return
+        if running.boundary is not None:
             self._publish(request, *running.boundary)
+        num_pages = request.num_computed // self._pool.page_size
+        self._ends.stop(request, request.page_hashes[:num_pages])
+
+    def release(self, request: LiveRequest) -> None:
+        """Mark the pages as useless that lead to no state."""
+        hashes = request.page_hashes
+        lost = map(self._pool.index.find, reversed(hashes[self._ends.last_end(hashes) :]))
+        self._pool.order.mark_useless([page for page in lost if page is not None])
 
     # ---- the disk
 
@@ -125,9 +150,19 @@ class StateSlots(EndKind):
     def loaded(self, request: LiveRequest, units: Units, parent: Callable[[int], bytes]) -> None:  # noqa: ARG002
         """Start the request with the state that was read."""
         [(_, id_)] = units
-        running = self._running[request]
-        running.boundary, running.restore = (request.num_computed, id_), id_
-        self.stats.num_restored += 1
+        self._running[request].boundary = request.num_computed, id_
+        self._ends.load(request, id_)
+
+    # ---- protection from eviction
+
+    def pin(self, prefix: LiveRequest) -> None:  # noqa: ARG002
+        self._ends.change_protection()
+
+    def unpin(self, prefix_id: str) -> None:  # noqa: ARG002
+        self._ends.change_protection()
+
+    def keep(self, hashes: Sequence[bytes], until: float) -> None:  # noqa: ARG002
+        self._ends.change_protection()
 
     # ---- steps
 
@@ -143,7 +178,7 @@ class StateSlots(EndKind):
     def _plan(self, request: LiveRequest, start: int, end: int) -> StatePlan:
         """Return what a chunk does with the state; `end` is the position after its last token."""
         running = self._running[request]
-        restore, running.restore = running.restore, None
+        restore = self._ends.pop_restored(request)
         if not running.is_cached:
             return StatePlan(None, ())
         keeps = self._plan_snapshots(request, start, end)
@@ -155,23 +190,21 @@ class StateSlots(EndKind):
         """Return (position, id) of the snapshots to take for other prompts, while there are slots."""
         if start >= request.prefill_end:
             return []
-        page_size = self._pool.page_size
-        wanted = {num_pages * page_size for num_pages in likely_ends(request, page_size)}
-        wanted |= self._running[request].wanted
+        page_size, running = self._pool.page_size, self._running[request]
+        likely = {num_pages * page_size for num_pages in likely_ends(request, page_size)}
+        named = set()
         if request.asked.pins:
-            wanted.add(request.num_prompt // page_size * page_size)
-        return [
-            (position, self._new_id(is_public=True))
-            for position in sorted(wanted)
-            if start < position <= end and self._has_room()
-        ]
-
-    def _has_room(self) -> bool:
-        """Return True if there is a slot for one more snapshot, evicting one if needed."""
-        while self._num_used >= self.stats.num_slots:
-            if not self._snapshots.evict(Worth.KEPT):
-                return False
-        return True
+            named.add(request.num_prompt // page_size * page_size)
+        keeps: list[tuple[int, int]] = []
+        for position in sorted(likely | running.wanted | named):
+            if not start < position <= end:
+                continue
+            is_likely = position in likely and position not in running.wanted
+            saved = position - (running.last_kept if is_likely else 0)
+            if self._ends.make_room_for(inf if position in named else saved):
+                keeps.append((position, self._new_id(is_public=True)))
+                running.last_kept = position
+        return keeps
 
     def _new_id(self, *, is_public: bool) -> int:
         self._next_id += 1
@@ -188,51 +221,41 @@ class StateSlots(EndKind):
                 self._publish(chunk.request, position, id_)
             else:
                 if running.boundary is not None:
-                    self._snapshots.dropped.append(running.boundary[1])
+                    self._ends.discard(running.boundary[1])
                 running.boundary = position, id_
 
     def _publish(self, request: LiveRequest, position: int, id_: int) -> None:
-        self._snapshots.add(self._hash_before(request, position), id_)
-        self._shrink()
+        self._ends.add(self._path_before(request, position), id_)
+        self._ends.make_room(0)
 
-    def _hash_before(self, request: LiveRequest, position: int) -> bytes | None:
-        index = position // self._pool.page_size - 1
-        return request.page_hashes[index] if index < len(request.page_hashes) else None
+    def _path_before(self, request: LiveRequest, position: int) -> Sequence[bytes] | None:
+        """Return the hashes of the pages before a position; None if a token of them was dropped."""
+        num_pages = position // self._pool.page_size
+        return request.page_hashes[:num_pages] if num_pages <= len(request.page_hashes) else None
 
-    # ---- slots
-
-    @property
-    def _num_used(self) -> int:
-        num_coming = sum(self._unread.values())
-        return len(self._snapshots) + num_coming + STATE_SLOTS * len(self._running)
-
-    def _shrink(self) -> None:
-        """Make room for what running requests need, even by snapshots of named prefixes."""
-        while self._num_used > self.stats.num_slots and self._snapshots.evict(Worth.PINNED):
-            pass
+    def _num_held(self) -> int:
+        """Return the slots of running requests, and of snapshots that were planned."""
+        return sum(self._unread.values()) + STATE_SLOTS * len(self._running)
 
     # ---- the whole
 
     def forget(self, hashes: Iterable[bytes]) -> None:  # noqa: ARG002
-        self._snapshots.drop_lost()
+        self._ends.drop_lost()
 
     def reset(self) -> None:
-        self._snapshots.drop_lost()
+        self._ends.drop_lost()
 
     def pop_dropped(self) -> list[int]:
-        dropped, self._snapshots.dropped = self._snapshots.dropped, []
-        return dropped
+        return self._ends.pop_dropped()
 
     def ids(self) -> set[int]:
         own = {r.boundary[1] for r in self._running.values() if r.boundary is not None}
-        snapshots = self._snapshots
-        return own | set(snapshots.ids()) | self._unread.keys() | set(snapshots.dropped)
+        return own | {*self._ends.ids(), *self._unread, *self._ends.dropped_ids()}
 
     def check(self, running: Sequence[LiveRequest], holders: Sequence[LiveRequest]) -> None:  # noqa: ARG002
         assert self._running.keys() == set(running), "a request has no state, or has ended"
-        ids = set(self._snapshots.ids())
-        assert len(ids) == len(self._snapshots), "a snapshot has two names"
-        assert self._unread.keys().isdisjoint(ids), (
+        self._ends.check(running)
+        assert self._unread.keys().isdisjoint(self._ends.ids()), (
             "a snapshot could be found before its step was read"
         )
-        assert self._num_used <= self.stats.num_slots or not ids, "too many snapshots"
+        assert self._ends.num_spare >= 0 or not self._ends.ids(), "too many snapshots"

@@ -2,64 +2,40 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from math import inf
 
-from mlxserve.cache.ends import End, Ends
+from mlxserve.cache.ends import End
 from mlxserve.cache.groups import Window
-from mlxserve.cache.kinds.reclaim import Reclaimer
+from mlxserve.cache.kinds.end_reclaimer import EndReclaimer
+from mlxserve.cache.kinds.reclaim import PageReclaimer
 from mlxserve.cache.kinds.window_room import CHUNK_PAGES, held
 from mlxserve.cache.pages import PagePool
 from mlxserve.request import LiveRequest, PageTable, as_page_table
 
-_MAX_DROPPED = 256  # dropped ends that are remembered for the next `pop_dropped_ends`
 
-
-class WindowEnds(Reclaimer):
+class WindowEnds(EndReclaimer, PageReclaimer):
     """The window pages of one pool. A window is dropped as a whole, and its pages are evicted next."""
 
     name = "windows"
 
     def __init__(self, pool: PagePool, window: Window) -> None:
+        super().__init__()
         self.pool = pool
-        self._dropped: deque[bytes] = deque(maxlen=_MAX_DROPPED)  # ends that were dropped
-        self._version = 0  # counts changes of the ends
-        self._memo: tuple[tuple[int, int, int], tuple[float, bytes] | None] | None = None
         self._window = window
-        self._ends = Ends()
-        self._continued: dict[LiveRequest, bytes] = {}  # the end that a request continued from
-        self.min_pages = window.num_held
-        self.initial_pages = min(pool.num_pages, 2 * window.num_held)
-
-    def has_end(self, hash_: bytes) -> bool:
-        return hash_ in self._ends
-
-    def pop_dropped_ends(self) -> list[bytes]:
-        dropped = list(self._dropped)
-        self._dropped.clear()
-        return dropped
+        self.min_units = window.num_held
+        self.initial_units = min(pool.num_pages, 2 * window.num_held)
 
     # ---- new ends
-
-    def begin(self, request: LiveRequest, hash_: bytes) -> None:
-        """Record that a request continues after the page with this hash."""
-        self._ends.use(hash_, self.pool.order.clock)
-        self._continued[request] = hash_
 
     def add(self, hashes: Sequence[bytes], num_pages: int) -> None:
         """Add the end after the first `num_pages` pages, if their whole window is cached."""
         last = hashes[self._window.first_before(num_pages) : num_pages]
         if last and num_pages <= len(hashes) and all(map(self.pool.index.is_known, last)):
             self._version += 1
-            self._ends.add(last, num_pages * self.pool.page_size, self.pool.order.clock)
+            before = self._ends.last_before(hashes[:num_pages])
+            num_tokens = num_pages * self.pool.page_size
+            self._ends.add(last, num_tokens, self.pool.order.clock, before)
             self.pool.order.unmark_useless(map(self.pool.index.page_of, last))
-
-    def finish(self, request: LiveRequest, num_pages: int) -> None:
-        """End a request that has computed `num_pages` pages, and mark the end it continued as passed."""
-        continued = self._continued.pop(request, None)
-        if continued is not None and num_pages and request.page_hashes[num_pages - 1] in self._ends:
-            self._ends.pass_by(continued)
 
     def has_page(self, page: int) -> bool:
         """Return True if the page is in the window of an end."""
@@ -77,59 +53,20 @@ class WindowEnds(Reclaimer):
                 return
             self.drop_end(cheapest[1])
 
-    def next_cost(self) -> float:
-        if self.pool.order.useless:
-            return 0.0
-        cheapest = self._cheapest()
-        return inf if cheapest is None else cheapest[0]
-
-    def _cheapest(self) -> tuple[float, bytes] | None:
-        key = self._version, self.pool.order.clock, self.pool.num_free
-        if self._memo is None or self._memo[0] != key:
-            cheapest = self._ends.cheapest(self.pool.order.clock, self._num_freed, self._least)
-            self._memo = key, cheapest
-        return self._memo[1]
-
     def _num_freed(self, _: bytes, end: End, is_leaf: bool) -> float:
-        """Return what dropping an end frees, in full pages; 0 if it frees no window page."""
-        num_freed = sum(map(self._is_free, self._ends.alone(end)))
-        return num_freed and num_freed * self.weight + is_leaf * self._num_leading(end)
+        num_own = self._num_own(end)
+        return num_own and num_own * self.weight + is_leaf * self._num_leading(end)
 
-    def cheapest_leaf(self, is_free: Callable[[bytes], bool]) -> tuple[float, bytes] | None:
-        def num_freed(hash_: bytes, end: End, is_leaf: bool) -> float:
-            if not is_leaf or not is_free(hash_):
-                return 0
-            num_own = sum(map(self._is_free, self._ends.alone(end)))
-            return num_own * self.weight + self._num_leading(end)
-
-        return self._ends.cheapest(self.pool.order.clock, num_freed, self._least)
-
-    @property
-    def _least(self) -> float:
-        """Minimum tokens that an end saves for each full page's bytes.
-
-        An end frees at most one page of the window and one full page for each page by which it is
-        later than the end before it.
-        """
-        return (
-            0.999 * self.pool.page_size / (1 + self.weight)
-        )  # a little less, as costs are rounded
-
-    def _num_leading(self, end: End) -> float:
-        """Return how many full pages lead to this end, but to no earlier one."""
-        return self._ends.num_saved(end) / self.pool.page_size
+    def _num_own(self, end: End) -> int:
+        return sum(map(self._is_free, self._ends.alone(end)))
 
     def _is_free(self, hash_: bytes) -> bool:
-        page = self.pool.index.find(hash_)
-        return page in self.pool.order.normal or page in self.pool.order.hot
+        return self.pool.order.is_evictable(self.pool.index.find(hash_))
 
-    def drop_end(self, end: bytes) -> None:
-        """Drop an end: its pages are evicted next, but for those that another end has."""
+    def _reclaim(self, hashes: list[bytes]) -> None:
         find = self.pool.index.find
-        pages = [page for page in map(find, self._ends.drop(end)) if page is not None]
+        pages = [page for page in map(find, hashes) if page is not None]
         self.pool.order.mark_useless(pages)
-        self._dropped.append(end)
-        self._version += 1
 
     def next_dropped(self) -> list[tuple[bytes, int]]:
         """Return (hash, page) of the ends whose pages the next window, and a chunk of its prompt, would take."""
@@ -137,7 +74,7 @@ class WindowEnds(Reclaimer):
         if missing <= 0:
             return []
         pages: dict[bytes, int] = {}
-        for end in self._ends.by_cost(self.pool.order.clock, self._num_freed):
+        for _, end in self._first(missing):  # each frees at least one page
             if len(pages) >= missing:
                 break
             for hash_ in reversed(self._ends.hashes_of(end)):

@@ -188,7 +188,7 @@ class WindowPages(EndKind):
         for end in {*likely_ends(request, self.pool.page_size), num_pages}:
             if request.window_first <= self.window.first_before(end) and end <= num_pages:
                 self.ends.add(request.page_hashes, end)
-        self.ends.finish(request, num_pages)
+        self.ends.finish(request, request.page_hashes[num_pages - 1] if num_pages else None)
         pages = held(request)
         self.pool.release(pages)
         # Pages in no end's window are evicted first.
