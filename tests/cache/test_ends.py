@@ -73,6 +73,17 @@ def test_an_end_within_a_later_window_saves_only_what_is_between_them() -> None:
     assert cheapest(ends, now=1) == last("a", 11), "16 tokens for a page, not 176"
 
 
+def test_an_end_beyond_a_window_saves_only_what_follows_the_end_before_it() -> None:
+    ends = Ends()
+    ends.add(window("a", 10), 160, now=1)
+    ends.add(window("a", 20), 320, now=1, before=last("a", 10))
+    ends.add(window("b", 12), 192, now=1)
+    assert cheapest(ends, now=1) == last("a", 10), "the later one is a conversation's last"
+    ends.drop(last("a", 10))
+    assert cheapest(ends, now=1) == last("b", 12), "320 tokens, since the one before is gone"
+    ends.check()
+
+
 def test_pages_that_another_end_has_are_not_freed() -> None:
     ends = Ends()
     ends.add(window("a", 10), 160, now=1)

@@ -16,11 +16,11 @@ from hypothesis import Phase
 from mlxserve.cache.ends import Ends
 from mlxserve.cache.eviction import EvictionLog, EvictionOrder
 from mlxserve.cache.groups import Window
+from mlxserve.cache.kinds.end_reclaimer import EndReclaimer
 from mlxserve.cache.kinds.full_pages import FullPages
-from mlxserve.cache.kinds.reclaim import FullPageReclaimer
-from mlxserve.cache.kinds.snapshots import Snapshots
+from mlxserve.cache.kinds.reclaim import FullPageReclaimer, PageReclaimer
+from mlxserve.cache.kinds.state_ends import StateEnds
 from mlxserve.cache.kinds.state_slots import StateSlots
-from mlxserve.cache.kinds.window_ends import WindowEnds
 from mlxserve.cache.kinds.window_pages import WindowPages
 from mlxserve.cache.kinds.window_room import WindowRoom
 from mlxserve.cache.page_index import PageIndex
@@ -98,17 +98,17 @@ FOUND_BY_MACHINE: dict[str, Bug] = {
     "begin again with the snapshot": Bug(
         StateSlots,
         "_plan",
-        "restore, running.restore = running.restore, None",
-        "restore = running.restore",
+        "restore = self._ends.pop_restored(request)",
+        "restore = self._ends._restoring.get(request)",
     ),
     "keep a state for another page": Bug(
-        StateSlots, "_hash_before", "// self._pool.page_size - 1", "// self._pool.page_size"
+        StateSlots, "_path_before", "// self._pool.page_size", "// self._pool.page_size - 1"
     ),
     "drop a state and keep its arrays": Bug(
-        Snapshots,
-        "_drop",
-        "self.dropped.append(self._ids.pop(hash_))",
-        "self._ids.pop(hash_)",
+        StateEnds,
+        "_reclaim",
+        "self._dropped_ids += map(self._ids.pop, hashes)",
+        "list(map(self._ids.pop, hashes))",
     ),
     "give a page of a window back a row early": Bug(
         Window, "first_before", "self.page_size - self.size + 1", "self.page_size - self.size + 2"
@@ -132,9 +132,12 @@ FOUND_BY_MACHINE: dict[str, Bug] = {
         "self._pool.num_free",
     ),
     "move a page and not its tables": Bug(
-        Balance, "_lower", "giver.rename(request, targets)", "pass"
+        PageReclaimer, "lower", "self.rename(request, targets)", "pass"
     ),
-    "move a page that is being read": Bug(Balance, "_lower", "if each.loading", "if False"),
+    "move a page that is being read": Bug(PageReclaimer, "lower", "if each.loading", "if False"),
+    "drop a state that a request will begin with": Bug(
+        StateEnds, "pop_dropped", "set(self._restoring.values())", "set()"
+    ),
     "close a page that is held": Bug(
         PagePool, "lower", "self.index.move(page, target)", "self.index.remove(page)"
     ),
@@ -377,8 +380,8 @@ FOUND_BY_CLAIM: dict[str, Bug] = {
         test_scheduler.test_tables_that_grow_in_turns_stay_in_runs,
     ),
     "evict the state of a named prefix": Bug(
-        StateSlots,
-        "_has_room",
+        StateEnds,
+        "make_room_for",
         "Worth.KEPT",
         "Worth.PINNED",
         test_state_snapshots.test_a_passer_by_takes_no_state_of_a_named_prefix,
@@ -449,27 +452,27 @@ FOUND_BY_CLAIM: dict[str, Bug] = {
     ),
     "keep the place that costs least": Bug(
         Ends,
-        "cheapest",
-        "(cost, number) < best[:2]",
-        "(cost, number) > best[:2]",
+        "first_by_cost",
+        "(cost, number) < best[-1][:2]",
+        "(cost, number) > best[-1][:2]",
         lambda _: test_ends.test_the_end_of_a_short_conversation_costs_less(),
     ),
     "stop before a place that was passed": Bug(
         Ends,
-        "cheapest",
+        "first_by_cost",
         "(1.0, _PASSED)",
         "(1.0, 1.0)",
         lambda _: test_ends.test_the_cheapest_is_the_first_by_cost_whatever_happened(),
     ),
     "do not file a place that was used again": Bug(
         Ends,
-        "use",
+        "touch",
         "self._file(end)",
         "pass",
         lambda _: test_ends.test_the_cheapest_is_the_first_by_cost_whatever_happened(),
     ),
     "count the places behind a conversation as its last": Bug(
-        WindowEnds,
+        EndReclaimer,
         "finish",
         "self._ends.pass_by(continued)",
         "pass",
@@ -485,15 +488,15 @@ FOUND_BY_CLAIM: dict[str, Bug] = {
     "give no memory to a request that lacks it": Bug(
         Balance,
         "_transfer_for_starved",
-        "if max_given > 0 and",
-        "if False and",
+        "if not takers or",
+        "if True or",
         test_balance.test_a_request_can_have_all_but_its_own_window,
     ),
     "move memory for a request that cannot begin": Bug(
         Balance,
         "_transfer_for_starved",
-        "self._count(giver, taker, wanted, max_given) == wanted",
-        "self._count(giver, taker, wanted, max_given) > 0",
+        "needed > left",
+        "False",
         test_balance.test_nothing_moves_for_a_request_that_could_not_begin,
     ),
     "pass pages of a place that others may go on from": Bug(
@@ -1019,9 +1022,9 @@ FOUND_BY_CLAIM: dict[str, Bug] = {
     ),
     "keep a state after a token that was dropped": Bug(
         StateSlots,
-        "_hash_before",
-        "request.page_hashes[index] if index < len(request.page_hashes) else None",
-        "request.page_hashes[min(index, len(request.page_hashes) - 1)]",
+        "_path_before",
+        "if num_pages <= len(request.page_hashes) else None",
+        "",
         test_state_snapshots.test_a_state_after_a_token_that_was_dropped_is_not_kept,
     ),
     "a smaller pool forgets what waits": Bug(

@@ -881,6 +881,7 @@ class GhostEngine:
             or needed > pool.num_free - scheduler.planner.admission.num_reserved()
             or len(running) + len(waiting) > config.max_num_seqs
             or self.windows.are_kept  # they bound each chunk
+            or not self.states.have_room(len(waiting))
         ):
             return
         left = config.step_budget - sum(map(self._most_charged, chunks))

@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from mlxserve.request import Chunk, LiveRequest, RequestState
+from mlxserve.cache.kinds.kind import find
+from mlxserve.cache.kinds.state_slots import StateSlots
+from mlxserve.request import STATE_SLOTS, Chunk, LiveRequest, RequestState
 from mlxserve.scheduler.scheduler import Scheduler
 
 State = tuple[bytes, int]  # (salt, prefix)
@@ -27,6 +29,11 @@ class GhostStates:
     @property
     def are_kept(self) -> bool:
         return "states" in self.scheduler.moves.unit_names()
+
+    def have_room(self, num_requests: int) -> bool:
+        """Whether so many requests could begin."""
+        states = find(self.scheduler.page_tables.ends, StateSlots)
+        return states is None or STATE_SLOTS * num_requests <= states.reclaimer.num_free
 
     def run(self, chunk: Chunk, prefixes: Sequence[int]) -> None:
         """`prefixes`: names of the request's prefixes by their last position."""

@@ -106,6 +106,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         is_chunked=st.sampled_from([True, True, False]),
         disk_takes=st.sampled_from([None, None, 0, 1]),
         num_snapshots=st.sampled_from([None, None, 0, 1, 5]),
+        state_bytes=st.sampled_from([None, 1, 5, 20]),
         window=st.sampled_from([None, None, 1, 4, 6, 13, 32]),
         num_window_pages=st.sampled_from([0, 1, 3, 12]),
         shared=st.sampled_from([None, 1, 3, 10]),
@@ -117,13 +118,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         is_chunked: bool,
         disk_takes: int | None,
         num_snapshots: int | None,
+        state_bytes: int | None,
         window: int | None,
         num_window_pages: int,
         shared: int | None,
     ) -> None:
         """`num_snapshots`: of recurrent states, beside those of running requests. `num_window_pages`:
         beside those with which one request goes on, where layers with a window have their own pool.
-        `shared`: bytes of a page of theirs, where they share memory with the other layers."""
+        `shared`: bytes of a page of theirs, where they share memory with the other layers. `state_bytes`:
+        the same of a state."""
         if window is not None:
             is_chunked = True
             options["window"] = window
@@ -131,6 +134,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             options["num_window_pages"] = Window(window, PAGE_SIZE).num_held + num_window_pages
         if num_snapshots is not None:
             options["num_state_slots"] = STATE_SLOTS * options["max_num_seqs"] + num_snapshots
+            options["state_bytes"] = state_bytes
         self.engine = self.make_engine(
             page_size=PAGE_SIZE,
             max_model_len=MAX_MODEL_LEN,

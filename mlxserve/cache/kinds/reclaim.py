@@ -107,7 +107,7 @@ class Reclaimer(ABC):
         """Return True if the page with this hash is an end: a sequence can continue after it."""
         return False
 
-    def touch(self, hash_: bytes) -> None:
+    def touch(self, hash_: bytes) -> None:  # noqa: B027 (no ends in most kinds)
         """Note that a waiting request will continue after the page with this hash."""
 
     def cheapest_leaf(self, is_free: Callable[[bytes], bool]) -> tuple[float, bytes] | None:  # noqa: ARG002

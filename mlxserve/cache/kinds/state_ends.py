@@ -246,4 +246,4 @@ class StateEnds(EndReclaimer):
         assert len(set(self._ids.values())) == len(self._ids), "a state has two names"
         assert self._continued.keys() <= set(holders), "an ended request goes on from an end"
         assert self._restoring.keys() <= set(holders), "an ended request begins with a state"
-        assert 0 <= self.limit <= self._num_slots, "there are more slots than memory"
+        assert self._num_held() <= self.limit <= self._num_slots, "there are more states than slots"
