@@ -50,7 +50,7 @@ def llm_of(folder: Path, **options: Any) -> Iterator[LLM]:
         llm.check()
 
 
-@pytest.mark.parametrize("kind", ["lfm2", "qwen3_next"])
+@pytest.mark.parametrize("kind", ["lfm2", pytest.param("qwen3_next", marks=pytest.mark.slow)])
 def test_greedy_tokens_are_the_dense_ones(
     kind: str, write_model: Callable[..., Path], tmp_path: Path
 ) -> None:

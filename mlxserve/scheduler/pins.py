@@ -202,10 +202,12 @@ class Pins:
 
     def _end_claim(self, request_id: str, chain: Sequence[bytes]) -> None:
         client = self._requests.pop(request_id).client
-        for claims in (self._claims, self._own[client]):
+        # None is left if the last prefix with a whole page was dropped: a shorter one claims nothing.
+        own = self._own.get(client, Counter())
+        for claims in (self._claims, own):
             claims.subtract(chain)
             for hash_ in chain:
                 if not claims[hash_]:
                     del claims[hash_]
-        if not self._own[client]:
-            del self._own[client]
+        if not own:
+            self._own.pop(client, None)

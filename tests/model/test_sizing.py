@@ -16,12 +16,15 @@ from mlxserve.cache.groups import Window
 from mlxserve.core.config import EngineConfig
 from mlxserve.core.errors import InvalidConfig, OutOfMemory
 from mlxserve.hub.context import Context
+from mlxserve.model.caches import StateLeaf
 from mlxserve.model.load import LoadedModel, prepare
+from mlxserve.model.packed_states import StateSpec
 from mlxserve.model.sizing import (
     default_step_budget,
     first_pages,
     fit_pages,
     pool_memory,
+    shares_states,
     with_sizes,
 )
 from mlxserve.model.step_peak import StepPeak
@@ -78,6 +81,29 @@ def test_kinds_share_what_weights_and_a_step_leave(loaded: LoadedModel) -> None:
     memory = pool_memory(config, loaded, step, limit, group)
     assert memory is not None
     assert memory.nbytes == 8 * MIB
+
+
+def test_states_and_pages_share_what_weights_and_a_step_leave(loaded: LoadedModel) -> None:
+    """At most all but the states of one request are pages, and all but two pages are states."""
+    caches = loaded.caches
+    spec = StateSpec((((MIB // 4,), mx.float32),))
+    nodes = (*caches.nodes, StateLeaf(0))
+    hybrid = replace(loaded, caches=replace(caches, nodes=nodes, states=(spec,)))
+    config, step = EngineConfig(page_size=16), measured(loaded, 64)
+    limit = loaded.weight_size + step.beside_cache + 16 * MIB
+    sizes = with_sizes(config, hybrid, step, limit)
+    assert sizes.num_pages == 14 * MIB // PAGE_BYTES
+    assert sizes.num_state_slots == 15
+    assert sizes.scheduler.max_num_seqs == 7, "each takes two"
+    assert shares_states(config, hybrid)
+    memory = pool_memory(sizes, hybrid, step, limit, None, has_shared_states=True)
+    assert memory is not None
+    assert memory.nbytes == 16 * MIB
+    assert dict(memory.page_bytes) == {"pages": PAGE_BYTES, "states": MIB}
+    for chosen in ({"num_pages": 16}, {"num_state_slots": 8}):
+        assert not shares_states(config.with_options(**chosen), hybrid)
+    divided = with_sizes(config.with_options(num_state_slots=8), hybrid, step, limit)
+    assert divided.num_pages == 8 * MIB // PAGE_BYTES
 
 
 def test_a_tower_and_its_step_take_memory_from_the_pages(loaded: LoadedModel) -> None:

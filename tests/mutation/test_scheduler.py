@@ -20,7 +20,7 @@ from mlxserve.cache.kinds.end_reclaimer import EndReclaimer
 from mlxserve.cache.kinds.full_pages import FullPages
 from mlxserve.cache.kinds.reclaim import FullPageReclaimer, PageReclaimer
 from mlxserve.cache.kinds.state_ends import StateEnds
-from mlxserve.cache.kinds.state_slots import StateSlots
+from mlxserve.cache.kinds.state_slots import StateRoom, StateSlots
 from mlxserve.cache.kinds.window_pages import WindowPages
 from mlxserve.cache.kinds.window_room import WindowRoom
 from mlxserve.cache.page_index import PageIndex
@@ -46,7 +46,7 @@ from mlxserve.scheduler.roster import Roster
 from mlxserve.scheduler.scheduler import Scheduler
 from mlxserve.scheduler.urgency import Urgency
 from mlxserve.scheduler.waiting import WaitingQueue
-from tests.cache import test_ends, test_pages
+from tests.cache import test_ends, test_pages, test_state_ends
 from tests.engine import test_engine
 from tests.mutation.bug import Bug
 from tests.scheduler import (
@@ -135,9 +135,6 @@ FOUND_BY_MACHINE: dict[str, Bug] = {
         PageReclaimer, "lower", "self.rename(request, targets)", "pass"
     ),
     "move a page that is being read": Bug(PageReclaimer, "lower", "if each.loading", "if False"),
-    "drop a state that a request will begin with": Bug(
-        StateEnds, "pop_dropped", "set(self._restoring.values())", "set()"
-    ),
     "close a page that is held": Bug(
         PagePool, "lower", "self.index.move(page, target)", "self.index.remove(page)"
     ),
@@ -478,6 +475,71 @@ FOUND_BY_CLAIM: dict[str, Bug] = {
         "pass",
         test_balance.test_conversations_that_fit_keep_their_windows,
     ),
+    "count what an end saves from the beginning of its prompt": Bug(
+        Ends,
+        "num_saved",
+        "(0 if earlier is None else earlier.num_tokens)",
+        "0",
+        lambda _: test_state_ends.test_the_end_of_an_answer_costs_less_than_that_of_its_prompt(),
+    ),
+    "leave an end linked to one that was dropped": Bug(
+        Ends,
+        "_unlink",
+        "self._ends[each].before = before",
+        "pass",
+        lambda _: test_state_ends.test_an_end_before_a_dropped_one_saves_the_tokens_of_both(),
+    ),
+    "take the slot of a state that saves more": Bug(
+        StateEnds,
+        "_drop_one",
+        "cheapest[0] > max_cost",
+        "False",
+        lambda _: (
+            test_state_ends.test_a_state_that_saves_little_takes_no_slot_of_one_that_saves_more()
+        ),
+    ),
+    "keep states after pages that are gone": Bug(
+        StateEnds,
+        "_drop_newly_lost",
+        "return self.drop_lost()",
+        "return False",
+        lambda _: test_state_ends.test_a_state_after_an_evicted_page_goes_before_all_others(),
+    ),
+    "drop states later than others get their memory": Bug(
+        StateEnds,
+        "lower",
+        "dropped = self.pop_dropped()",
+        "dropped: list[int] = []",
+        lambda _: test_state_ends.test_a_lower_limit_drops_states_at_once(),
+    ),
+    "drop a state that a request begins with next": Bug(
+        StateEnds,
+        "pop_dropped",
+        "set(self._restoring.values())",
+        "set()",
+        lambda _: test_state_ends.test_a_state_that_a_request_will_begin_with_is_not_dropped_yet(),
+    ),
+    "make room of the end that the next request continues from": Bug(
+        Balance,
+        "run",
+        "self._touch_next(now)",
+        "pass",
+        test_balance.test_a_long_conversations_window_outlives_short_requests,
+    ),
+    "begin requests whose states have no memory": Bug(
+        StateRoom,
+        "num_lacking",
+        "STATE_SLOTS + num_reserved - self._ends.num_free",
+        "0",
+        test_balance.test_requests_wait_where_their_states_have_no_memory,
+    ),
+    "leave states their memory": Bug(
+        StateEnds,
+        "make_room",
+        "self._drop_one(inf, Worth.PINNED)",
+        "False",
+        test_balance.test_a_request_can_have_all_but_its_own_states,
+    ),
     "keep what leads to a lost place": Bug(
         FullPageReclaimer,
         "_mark_around",
@@ -495,7 +557,7 @@ FOUND_BY_CLAIM: dict[str, Bug] = {
     "move memory for a request that cannot begin": Bug(
         Balance,
         "_transfer_for_starved",
-        "needed > left",
+        "needed > left or not has_ids",
         "False",
         test_balance.test_nothing_moves_for_a_request_that_could_not_begin,
     ),

@@ -1,4 +1,4 @@
-"""Memory moves between full pages and windows by what it costs to compute them again."""
+"""Memory moves between full pages, windows and recurrent states by what it costs to compute them again."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from math import ceil
 
 from mlxserve.cache.groups import Window
 from mlxserve.cache.kinds.kind import find
+from mlxserve.cache.kinds.state_slots import StateSlots
 from mlxserve.cache.kinds.window_pages import WindowPages
 from mlxserve.cache.pages import PagePool
+from mlxserve.request import STATE_SLOTS
 from tests.scheduler.conftest import GhostEngine
 
 MakeEngine = Callable[..., GhostEngine]
 PAGE, WINDOW, COST = 4, 12, 3  # COST: bytes of a window's page, where one of the other layers has 1
+STATE = 10  # bytes of a state
 HELD = Window(WINDOW, PAGE).num_held
 
 
@@ -113,3 +116,49 @@ def test_answers_that_need_no_memory_are_not_read_early(make_engine: MakeEngine)
         assert balance is not None
         if engine.scheduler.roster.running and not engine.scheduler.roster.waiting.num_queued:
             assert not balance.is_wanted(engine.scheduler.num_steps + 1)
+
+
+# ---- recurrent states
+
+
+def with_states(make_engine: MakeEngine, num_pages: int, **options: object) -> GhostEngine:
+    return make_engine(num_pages=num_pages, state_bytes=STATE, max_model_len=4096, **options)
+
+
+def test_a_request_can_have_all_but_its_own_states(make_engine: MakeEngine) -> None:
+    engine = with_states(make_engine, 60)
+    for number in range(8):
+        turn(engine, numbered(number, 30))
+    states = find(engine.scheduler.page_tables.ends, StateSlots)
+    assert states is not None
+    assert states.stats.num_slots > STATE_SLOTS, "the states of these took memory"
+    longest = engine.scheduler.max_model_len
+    assert longest == 60 * PAGE
+    assert turn(engine, numbered(9, longest - 2)) == longest - 2, "at once, and as a whole"
+    assert engine.scheduler.pool.blank.limit == 60
+    assert states.stats.num_slots == STATE_SLOTS
+
+
+def test_conversations_that_fit_keep_their_states(make_engine: MakeEngine) -> None:
+    count, length = 6, 60
+    num_pages = count * (ceil((length + 40) / PAGE) + STATE) + 3 * STATE
+    engine = with_states(make_engine, num_pages)
+    prompts = [numbered(number, length) for number in range(count)]
+    for prompt in prompts:
+        turn(engine, prompt)
+    for _ in range(4):
+        for number, prompt in enumerate(prompts):
+            prompts[number] = [*prompt, *numbered(50 + number, 8)]
+            assert turn(engine, prompts[number]) <= 3 * 8 + PAGE
+    assert engine.states.num_restored > 3 * count
+
+
+def test_requests_wait_where_their_states_have_no_memory(make_engine: MakeEngine) -> None:
+    engine = with_states(make_engine, 2 * STATE + 20)
+    for number in range(5):
+        engine.add(numbered(number, 9), 8)
+    most = 0
+    while engine.scheduler.has_work:
+        engine.step()
+        most = max(most, len(engine.scheduler.roster.running))
+    assert most == 2, "two states each, beside the pages of all"

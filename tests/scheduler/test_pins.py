@@ -389,3 +389,13 @@ def test_a_prefix_hashes_of_a_prompt_that_has_no_room_beside_it_only_what_they_s
     assert len(akin.page_hashes) <= 8
     [out for one in list(engine.scheduler.roster.live) for out in engine.scheduler.abort(one.id)]
     assert prefix.is_finished
+
+
+def test_prefixes_shorter_than_a_page_are_dropped_in_turn(make_engine: Callable) -> None:
+    """With recurrent states nothing is kept of a page that is not full."""
+    engine = make_engine(num_state_slots=8)
+    first, second = (engine.add([number, 7], 1, pins=True) for number in (1, 2))
+    engine.drain()
+    for prefix in (first, second):
+        engine.unpin(prefix)
+    assert engine.scheduler.page_tables.pins.num_pages == 0
