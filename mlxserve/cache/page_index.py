@@ -119,9 +119,9 @@ class PageIndex:
                 following += filter(None, map(self.hash_of, self._children.children_of(hash_)))
         return list(seen)
 
-    def is_followed_by_one(self, hash_: bytes) -> bool:
-        """Return True if at most one known page follows the page with this hash."""
-        return len(list(islice(self._children.children_of(hash_), 2))) < 2
+    def is_shared(self, hash_: bytes) -> bool:
+        """Return True if more than one known page follows the page with this hash."""
+        return self._children.has_several(hash_)
 
     def parent_of(self, page: int) -> bytes:
         """Return the hash of the page before a filed page."""

@@ -49,6 +49,11 @@ class Children:
         """Return True if a page is filed under this parent."""
         return parent in self._newest
 
+    def has_several(self, parent: bytes) -> bool:
+        """Return True if more than one page is filed under this parent."""
+        newest = self._newest.get(parent)
+        return newest is not None and self._older[newest] is not None
+
     def children_of(self, parent: bytes) -> Iterator[int]:
         """Yield the pages under this parent, newest first."""
         page = self._newest.get(parent)

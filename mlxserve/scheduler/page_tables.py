@@ -189,7 +189,7 @@ class PageTables:
         for kind in self.ends:
             if not kind.room.can_grow(request, num_pages):
                 return False
-        if self.ends:
+        if self.ends and missing > self.pool.blank.opened.count:
             self._full.reclaimer.make_room(missing)
         pages = self.pool.allocate(missing, table[-1] if table else None)
         if pages is None:

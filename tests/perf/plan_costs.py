@@ -76,10 +76,8 @@ class PlanCosts:
         """is_full: no page is blank, and one has to be evicted for each that is opened"""
         figures: list[Figure] = []
         for number in RUNNING:
-            full = self._waiting_for_memory(number, num_waiting, has_windows=False, is_full=is_full)
-            windows = self._waiting_for_memory(
-                number, num_waiting, has_windows=True, is_full=is_full
-            )
+            full = self.of_steps(number, num_waiting, has_windows=False, is_full=is_full)
+            windows = self.of_steps(number, num_waiting, has_windows=True, is_full=is_full)
             pairs = [(1e6 * full(), 1e6 * windows()) for _ in range(self._rounds + 1)][1:]
             name = f"step of {number}"
             name += f", {num_waiting} wait for memory" if num_waiting else ""
@@ -134,12 +132,12 @@ class PlanCosts:
         return steps.run
 
     def beside_clients_without_memory(self, number: int) -> Callable[[], float]:
-        return self._waiting_for_memory(16, number, has_windows=False)
+        return self.of_steps(16, number, has_windows=False)
 
-    def _waiting_for_memory(
-        self, number: int, num_waiting: int, *, has_windows: bool, is_full: bool = False
+    def of_steps(
+        self, number: int, num_waiting: int = 0, *, has_windows: bool, is_full: bool = False
     ) -> Callable[[], float]:
-        """For full pages, or for windows, of which only those that run have one."""
+        """Steps of `number` requests beside others that wait for memory, of full pages or of windows."""
         spare_windows = int(not num_waiting) if has_windows else None
         steps = self._steps(number, spare_windows=spare_windows)
         steps = (steps.fill() if is_full else steps).begin()
@@ -224,6 +222,8 @@ class Steps:
             # Different lengths, so that their pages do not fill in the same step.
             prompt = [index] * (_PROMPT - index % PAGE_SIZE)
             self._add(Request(f"running {index}", prompt, _params(self._max_tokens)))
+            self._step()
+        while self._scheduler.roster.num_waiting:  # for the last page of a window
             self._step()
         return self
 

@@ -258,10 +258,9 @@ class FullPageReclaimer(PageReclaimer):
         page = index.find(end)
         while page is not None:
             parent = index.parent_of(page)
-            page = index.find(parent)
-            is_shared = not index.is_followed_by_one(parent)
-            if page is None or is_shared or self._has_end(parent) or not self._is_free(parent):
+            if index.is_shared(parent) or self._has_end(parent) or not self._is_free(parent):
                 break
+            page = index.page_of(parent)
             pages.append(page)
         self.pool.order.mark_useless(pages)
 
