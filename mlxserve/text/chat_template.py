@@ -64,6 +64,11 @@ class ChatTemplate:
         return word in template if isinstance(template, str) else self.exists
 
     @property
+    def no_tools(self) -> list[dict[str, Any]] | None:
+        """What the template takes for no tools: some loop over a list whether it is there or not."""
+        return None if self.caps.without_tools else []
+
+    @property
     def caps(self) -> TemplateCaps:
         """What the chat template takes."""
         return self.fitting().abilities

@@ -46,8 +46,10 @@ class TemplateCaps:
 
     late_system: a system message after the first other one, left in its place
     user_after_result: a user message directly after a tool's result
-    text_with_calls: a text before calls in one message; False only if it can be a message before
-        them
+    text_with_calls: a text before calls in one message, also after the answer that follows
+    text_before_calls: a text before calls as a message of its own
+    unanswered_calls: a call without a result, before a user message or at the end
+    without_tools: no list of tools; False if the template wants an empty one
     text_and_reasoning: a text beside reasoning in an answer with calls
     late_results: another message between a call and its result
     orphan_results: a tool's result without a call before it
@@ -77,6 +79,9 @@ class TemplateCaps:
     parallel_calls: bool = True
     user_after_result: bool = True
     text_with_calls: bool = True
+    text_before_calls: bool = True
+    unanswered_calls: bool = True
+    without_tools: bool = True
     text_and_reasoning: bool = True
     late_results: bool = True
     orphan_results: bool = True
@@ -171,6 +176,9 @@ def find_abilities(render_each: RenderEach, literals: Mapping[str, Sequence[str]
         probes[name] = Probe([{"role": "user", "content": _parts("zqa", has_image=has_image)}])
     for kind, arguments in (("object", _OBJECT), ("text", _TEXT)):
         probes |= {f"{kind}.{name}": probe for name, probe in _with_calls(arguments).items()}
+    without_tools = _renders_without_tools(render_each)
+    if not without_tools:
+        render_each = _with_empty_lists(render_each)
     texts = dict(zip(probes, render_each(list(probes.values())), strict=True))
     if texts["base"] is None:
         return TemplateCaps(variables=variables)
@@ -180,12 +188,37 @@ def find_abilities(render_each: RenderEach, literals: Mapping[str, Sequence[str]
     plain.pop("base")
     plain["images"] = _shows_image(texts["image"], texts["no image"], "zqa")
     with_calls = _abilities_of_calls(texts)
+    kind = "text" if with_calls["arguments"] is Arguments.TEXT else "object"
     if texts["object.tools"] is not None and texts["object.alone"] is None:
         plain["without_user"] = False
+    # A template may show it only before a last message of the user's.
+    plain["system"] &= not with_calls["calls"] or _holds(texts[f"{kind}.system"], ("zqs",))
+    # With tools the first message may be taken for the user's, whoever said it.
+    plain["answer_first"] &= not with_calls["calls"] or _holds(
+        texts[f"{kind}.first"], ("zqvalue", "zqb")
+    )
     if not plain["system"]:
         plain["several_systems"] = plain["late_system"] = False
     controls = find_controls(render_each, literals)
-    return TemplateCaps(**plain, **with_calls, variables=variables, controls=controls)
+    return TemplateCaps(
+        **plain,
+        **with_calls,
+        without_tools=without_tools,
+        variables=variables,
+        controls=controls,
+    )
+
+
+def _renders_without_tools(render_each: RenderEach) -> bool:
+    """False for a template that loops over tools which may be absent."""
+    absent, empty = render_each([Probe([_A]), Probe([_A], [])])
+    return absent is not None or empty is None
+
+
+def _with_empty_lists(render_each: RenderEach) -> RenderEach:
+    return lambda probes: render_each(
+        [probe if probe.tools is not None else probe._replace(tools=[]) for probe in probes]
+    )
 
 
 def _with_calls(arguments: object) -> dict[str, Probe]:
@@ -198,10 +231,14 @@ def _with_calls(arguments: object) -> dict[str, Probe]:
         "ids": [_A, long, _result(call_id=_LONG)],
         "two": [_A, two, _result(), second],
         "user": [_A, calls, _result(), _B, _ANSWER, _C],
-        "said": [_A, {**calls, "content": "zqsaid"}, _result()],
+        "said": [_A, {**calls, "content": "zqsaid"}, _result(), _ANSWER, _B],
+        "denied": [_A, calls, _B, _ANSWER, _C],
+        "ended": [_A, calls],
+        "system": [_said("system", "zqs"), _A, calls, _result()],
+        "first": [calls, _result(), _B],
         "apart": [_A, _said("assistant", "zqsaid"), calls, _result(), _ANSWER, _B],
         "late": [_A, calls, _B, _result(), _ANSWER, _C],
-        "orphan": [_A, _result(), _ANSWER, _B],
+        "orphan": [_A, _said("tool", "zqresult", tool_call_id=_NINE), _ANSWER, _B],
         **{
             name: [_A, calls, {**_result(), "content": _parts("zqresult", has_image=has_image)}]
             for name, has_image in _IMAGES.items()
@@ -234,16 +271,22 @@ def _abilities_of_calls(texts: Mapping[str, str | None]) -> dict[str, Any]:
         ids = CallIds.NINE
     elif shown["ids"] is not None and _LONG not in shown["ids"]:
         ids = CallIds.NONE
-    two = ("zqvalue", "zqvalue") if calls else ()
+    one = ("zqvalue",) if calls else ()
+    two = (*one, *one)
     return {
         "calls": calls,
         "results": results,
         "parallel_calls": loop is None
         or _holds(shown["two"], (*two, "zqsecond") if results else two),
         "user_after_result": loop is None or _holds(shown["user"], ("zqb", "zqanswer", "zqc")),
-        "text_with_calls": loop is None
-        or _holds(texts[f"{kind}.said"], ("zqsaid",))
-        or not _holds(texts[f"{kind}.apart"], ("zqsaid", "zqresult", "zqanswer", "zqb")),
+        "text_with_calls": loop is None or _holds(texts[f"{kind}.said"], ("zqsaid",)),
+        "text_before_calls": loop is None
+        or _holds(texts[f"{kind}.apart"], ("zqsaid", "zqresult", "zqanswer", "zqb")),
+        "unanswered_calls": loop is None
+        or (
+            _holds(texts[f"{kind}.denied"], (*one, "zqb", "zqanswer", "zqc"))
+            and _holds(texts[f"{kind}.ended"], one)
+        ),
         "text_and_reasoning": both is not None,
         "late_results": not results
         or _holds(texts[f"{kind}.late"], ("zqb", "zqresult", "zqanswer", "zqc")),

@@ -33,6 +33,7 @@ WriteCalls: TypeAlias = Callable[[Sequence[Call]], str]
 # An answer between a tool's result and a user message.
 _BRIDGE = "Understood."
 _OPENING = "Continue."  # a user message before an assistant's
+NOT_RUN = "[not run]"  # the result of a call that has none
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +228,26 @@ def split_calls(messages: Messages) -> Messages:
     return tuple(fitted)
 
 
+def results_of_all_calls(messages: Messages) -> Messages:
+    """Insert a result for each call without one, after those of its neighbours.
+
+    A user who denies a call, or stops an agent while a tool runs, leaves such calls.
+    """
+    answered = {message.call_id for message in messages if message.role == TOOL}
+    fitted: list[Message] = []
+    missing: list[Message] = []
+    for message in messages:
+        if message.role != TOOL:
+            fitted += missing
+            missing = [
+                Message(role=TOOL, text=NOT_RUN, call_id=call.id, name=call.name)
+                for call in message.calls
+                if call.id not in answered
+            ]
+        fitted.append(message)
+    return (*fitted, *missing)
+
+
 def texts_as_reasoning(messages: Messages) -> Messages:
     """Merge text into reasoning, in answers that have both, and calls."""
     return tuple(
@@ -238,12 +259,29 @@ def texts_as_reasoning(messages: Messages) -> Messages:
 
 
 def texts_before_calls(messages: Messages) -> Messages:
-    """Move a text that is dropped beside calls to a message of its own."""
+    """Move a text that is dropped beside calls to a message of its own; the thinking stays."""
     fitted: list[Message] = []
     for message in messages:
         if message.calls and (message.text or message.images):
-            fitted.append(replace(message, calls=()))
-            message = replace(message, text="", images=(), reasoning="", left_out=())
+            fitted.append(replace(message, calls=(), reasoning=""))
+            message = replace(message, text="", images=(), left_out=())
+        fitted.append(message)
+    return tuple(fitted)
+
+
+def texts_after_calls(messages: Messages) -> Messages:
+    """Move a text that is dropped beside calls to the beginning of the message after them.
+
+    For templates that take no answer before a call either. The message is a result, if the calls
+    have any.
+    """
+    fitted: list[Message] = []
+    said = ""
+    for message in messages:
+        if said:
+            text = said if message.role == ASSISTANT else f"[Said before this call: {said}]"
+            message = message.after(Message(role=message.role, text=text))
+        said = message.text if message.calls else ""
         fitted.append(message)
     return tuple(fitted)
 
@@ -337,6 +375,11 @@ def _join(messages: Messages, joins: Callable[[Message], bool]) -> Messages:
 _STEPS: tuple[_Step, ...] = (
     _Step(lambda a: not a.late_results, results_after_calls, "results follow their calls"),
     _Step(
+        lambda a: a.calls and a.results and not a.unanswered_calls,
+        results_of_all_calls,
+        f"calls without a result have the result {NOT_RUN}",
+    ),
+    _Step(
         lambda a: not a.several_systems, join_first_systems, "system messages at the start are one"
     ),
     _Step(
@@ -362,12 +405,12 @@ _STEPS: tuple[_Step, ...] = (
         "images of results are in a user message after them",
     ),
     _Step(
-        lambda a: not a.text_and_reasoning,
+        lambda a: not a.text_and_reasoning and a.text_with_calls,
         texts_as_reasoning,
         "a text before a call is part of its reasoning",
     ),
     _Step(
-        lambda a: a.calls and not a.text_with_calls,
+        lambda a: a.calls and not a.text_with_calls and a.text_before_calls,
         texts_before_calls,
         "a text before a call is a message of its own",
     ),
@@ -382,13 +425,18 @@ _STEPS: tuple[_Step, ...] = (
     _Step(lambda a: not a.repeated_users, join_users, "user messages in a row are one"),
     _Step(lambda a: not a.repeated_answers, join_answers, "answers in a row are one"),
     _Step(
+        lambda a: a.calls and not a.text_with_calls and not a.text_before_calls,
+        texts_after_calls,
+        "a text before a call is at the beginning of its result",
+    ),
+    _Step(
         lambda a: a.call_ids is CallIds.NINE,
         nine_character_ids,
         "ids of calls have nine characters",
     ),
 )
 # Calls become text before results without a call are looked for.
-_CALLS_AT = 5
+_CALLS_AT = 6
 
 
 _TYPES = ("array", "boolean", "integer", "number", "object", "string")

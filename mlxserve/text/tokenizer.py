@@ -188,7 +188,7 @@ class Tokenizer:
         def rendered(attempt: Attempt) -> list[int]:
             every = {**attempt.variables, "add_generation_prompt": add_generation_prompt}
             said = with_word(conversation, attempt.word) if attempt.word else conversation
-            return render(said, tools or None, every, max_characters)
+            return render(said, tools or self.template.no_tools, every, max_characters)
 
         token_ids, changes = self.template.first_accepted(template_kwargs, rendered)
         changes = (*unread, *changes)

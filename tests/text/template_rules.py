@@ -185,6 +185,41 @@ RULES: Mapping[str, str] = {
     ),
 }
 
+# An answer with calls shows the calls and nothing else.
+_CALLS_ALONE = "{% if m.tool_calls %}<assistant>" + _JSON + "{% else %}" + _SAY + "{% endif %}"
+
+# Rules that lose a text, a call or the system message, or raise after a call that was not run.
+LOSING: Mapping[str, str] = {
+    "mistral small 3.2: a text beside a call": _template(
+        _TURNS[1] + _NINE + _KNOWN_ROLES + _CALLS_ALONE, before=_SYSTEM_FIRST + _TURNS[0]
+    ),
+    "mistral nemo: the system message beside a last message of the user's": _template(
+        _TURNS[1]
+        + _NINE
+        + "{% if m.role == 'user' and loop.last and system is defined %}{{ system }}{% endif %}"
+        + _CALLS_ALONE,
+        before="{% if messages[0].role == 'system' %}{% set system = messages[0].content %}"
+        "{% set messages = messages[1:] %}{% endif %}" + _TURNS[0],
+    ),
+    "gpt-oss: a text beside a call once an answer follows": _template(
+        "{% set after = messages[loop.index:] | selectattr('role', 'equalto', 'assistant') | list %}"
+        "{% if m.tool_calls and after and not after[-1].tool_calls %}" + _JSON + "{% else %}"
+        "{{ m.reasoning_content or '' }}" + _SAY + _JSON + "{% endif %}"
+    ),
+    "nemotron: a call at the end": _template(
+        _SAY + "{% if not loop.last %}" + _JSON + "{% endif %}"
+    ),
+    "llama 3.3: a call in the first message": _template(
+        _SAY + _JSON,
+        before="{% if tools %}<user>{{ messages[0].content }}</>{% set messages = messages[1:] %}"
+        "{% endif %}",
+    ),
+    "kimi k3: a result without the name of its call": _template(
+        _refuse("m.role == 'tool' and not m.name", "a result without its call") + _SAY + _JSON
+    ),
+    "hermes: no list of tools": _template(_SAY + _JSON, tools=_TOOLS.replace(" or []", "")),
+}
+
 # Templates whose prompt changes at its beginning with each new user message.
 MOVING: Mapping[str, str] = {
     "mistral small 3.2: the tools are before the last user message": _template(

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from mlxserve.text import template_compat
 from mlxserve.text.conversation import (
     Call,
     Conversation,
@@ -26,7 +27,7 @@ from mlxserve.text.template_compat import (
     single_typed_tool,
 )
 from tests.text.rendering import renderer, worker
-from tests.text.template_rules import MOVING, RULES
+from tests.text.template_rules import LOSING, MOVING, RULES
 
 TOOLS = [
     {"type": "function", "function": {"name": "read", "parameters": {"type": "object"}}},
@@ -54,10 +55,12 @@ def rendered(template: str, messages: Sequence[Any], tools: Any = None, **variab
     return text
 
 
+TEMPLATES = {**RULES, **MOVING, **LOSING}
+
+
 @cache
 def fitting(rule: str) -> Fitting:
-    template = {**RULES, **MOVING}[rule]
-
+    template = TEMPLATES[rule]
     return Fitting(find_abilities(renderer(template), worker().variables(template)))
 
 
@@ -175,6 +178,34 @@ SHAPES: Mapping[str, list[Message]] = {
         Message(role="tool", text="result of c1", call_id="call_1"),
         user("q2"),
     ],
+    "a call that was denied": [system("s1"), user("q1"), answer("", call()), user("q2")],
+    "a text and a call that was denied": [user("q1"), answer("a1", call()), user("q2")],
+    "two calls that were denied": [user("q1"), answer("", call("c1"), call("c2")), user("q2")],
+    "a call that was denied, and more": [
+        user("q1"),
+        answer("a1", call()),
+        user("q2"),
+        answer("a2"),
+        user("q3"),
+    ],
+    "a call that was denied at the end": [system("s1"), user("q1"), answer("a1", call())],
+    "a call that was denied before another": [
+        system("s1"),
+        user("q1"),
+        answer("a1", call("c1")),
+        answer("a2", call("c2")),
+        result("c2"),
+    ],
+    "an answer before one with a call": [
+        user("q1"),
+        answer("a1"),
+        answer("a2", call()),
+        result(),
+        answer("a3"),
+        user("q2"),
+    ],
+    "a call first": [answer("", call()), result(), user("q1")],
+    "thinking at the end": [user("q1"), answer("", reasoning="t1")],
     "an image of a tool": [
         user("q1"),
         answer("", call()),
@@ -203,14 +234,16 @@ def missing(text: str, wanted: Sequence[str]) -> str | None:
     return None
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", [*RULES, *LOSING])
 def test_every_shape_is_rendered_whole_and_in_order(rule: str) -> None:
+    takes = fitting(rule).abilities
+    is_in_order = takes.parallel_calls and (takes.text_with_calls or takes.text_before_calls)
     for shape in SHAPES:
         messages = SHAPES[shape]
         fitted = fitting(rule).fit(Conversation.from_messages(messages))
-        text = rendered(RULES[rule], fitted.messages, TOOLS)
+        text = rendered(TEMPLATES[rule], fitted.messages, TOOLS)
         assert text is not None, (fitted.changes, fitting(rule).abilities)
-        if fitting(rule).abilities.parallel_calls and "order" not in shape:
+        if is_in_order and "order" not in shape:
             assert missing(text, marks(messages)) is None, (text, fitted.changes)
         assert all(mark in text for mark in marks(messages)), (text, fitted.changes)
 
@@ -235,14 +268,14 @@ def session() -> list[list[Message]]:
     ]
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", [*RULES, *(rule for rule in LOSING if "mistral" in rule)])
 def test_twelve_turns_keep_the_beginning_of_the_prompt(rule: str) -> None:
     turns: list[tuple[AdaptedConversation, str]] = []
     said: list[Message] = []
     for appended in session():
         said += appended
         fitted = fitting(rule).fit(Conversation.from_messages(said))
-        text = rendered(RULES[rule], fitted.messages, add_generation_prompt=False)
+        text = rendered(TEMPLATES[rule], fitted.messages, [], add_generation_prompt=False)
         assert text is not None, (fitted.changes, fitting(rule).abilities)
         turns.append((fitted, text))
     assert len(turns) == 12
@@ -251,7 +284,7 @@ def test_twelve_turns_keep_the_beginning_of_the_prompt(rule: str) -> None:
         kept = before.messages[:-1]
         assert after.messages[: len(kept)] == kept
         if kept and kept[-1]["role"] != "system":
-            start = rendered(RULES[rule], kept, add_generation_prompt=False)
+            start = rendered(TEMPLATES[rule], kept, [], add_generation_prompt=False)
             assert start is None or (prompt.startswith(start) and longer.startswith(start))
 
 
@@ -308,6 +341,55 @@ def test_the_abilities_of_known_rules_are_found() -> None:
     assert abilities("lfm 2").results
     assert not abilities("a template without tools").results
     assert abilities("reasoning under its short name").reasoning == "reasoning"
+    assert not abilities("mistral small 3.2: a text beside a call").text_before_calls
+    assert not abilities("mistral small 3.2").unanswered_calls
+    assert not abilities("nemotron: a call at the end").unanswered_calls
+    assert abilities("qwen 3").unanswered_calls
+    assert not abilities("hermes: no list of tools").without_tools
+    assert abilities("qwen 3").without_tools
+    assert not abilities("llama 3.3: a call in the first message").answer_first
+
+
+def said_to(rule: str, *messages: Message) -> list[dict[str, Any]]:
+    return fitting(rule).fit(Conversation.from_messages(messages)).messages
+
+
+def test_a_call_that_was_not_run_says_so_where_the_template_needs_a_result() -> None:
+    history = [user("q1"), answer("", call("c1"), call("c2")), result("c1"), user("q2")]
+    assert [m["role"] for m in said_to("qwen 3", *history)].count("tool") == 1
+    results = [m for m in said_to("mistral small 3.2", *history) if m["role"] == "tool"]
+    assert [m["content"] for m in results] == ["result of c1", "[not run]"]
+    assert len({m["tool_call_id"] for m in results}) == 2
+
+
+def test_every_call_has_one_result_and_every_text_a_place() -> None:
+    history = (user("q1"), answer("a1", call("c1"), call("c2")), result("c2"), user("q2"))
+    whole = template_compat.results_of_all_calls(history)
+    assert [message.text for message in whole[2:4]] == ["result of c2", "[not run]"]
+    assert template_compat.results_of_all_calls(whole) == whole
+    moved = template_compat.texts_after_calls((*whole, answer("a2", call("c3")), answer("a3")))
+    assert [message.text for message in moved if "a1" in message.text] == [
+        "a1",
+        "[Said before this call: a1]\n\nresult of c2",
+    ]
+    assert moved[-1].text == "a2\n\na3"
+
+
+def test_a_text_beside_a_call_is_before_it_or_in_its_result() -> None:
+    history = [user("q1"), answer("a1", call(), reasoning="t1"), result()]
+    rule = "gpt-oss: a text beside a call once an answer follows"
+    _, before, asked, _ = said_to(rule, *history)
+    assert (before["content"], "tool_calls" in before) == ("a1", False)
+    # Thinking that led to a call stays beside it: templates show it there alone.
+    assert (asked["content"], asked["reasoning_content"]) == ("", "t1")
+    *_, after = said_to("mistral small 3.2: a text beside a call", *history)
+    assert after["content"] == "[Said before this call: a1]\n\nresult of c1"
+
+
+def test_a_system_message_that_a_loop_of_tools_loses_is_before_the_first_question() -> None:
+    rule = "mistral nemo: the system message beside a last message of the user's"
+    first, *_ = said_to(rule, system("s1"), user("q1"))
+    assert first == {"role": "user", "content": "s1\n\nq1"}
 
 
 LOOSE = {
