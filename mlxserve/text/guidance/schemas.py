@@ -2,13 +2,15 @@
 
 Clients generate schemas with keywords that only narrow what fits (`uniqueItems` of pydantic's sets,
 zod's patterns with look-ahead). Without these the answer keeps its shape, so they are dropped, and
-the client is told. A keyword that changes the shape is refused by its name.
+the client is told. So is `oneOf` of schemas that may overlap: the answer follows at least one of
+them. A keyword that changes the shape is refused by its name.
 """
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 _NARROWING = frozenset(
@@ -82,6 +84,8 @@ def _narrowed(schema: Any, dropped: set[str], *, is_lenient: bool) -> Any:
                 f"the keyword {name!r} cannot be enforced, and without it the answer might have "
                 "another shape; leave it out, or describe each shape with anyOf"
             )
+        if name == "oneOf" and isinstance(value, list) and not _are_disjoint(value):
+            dropped.add("oneOf (at least one is)")
         if (description := _dropped(name, value)) is not None:
             dropped.add(description)
         elif name in _NAMED and isinstance(value, Mapping):
@@ -96,6 +100,45 @@ def _narrowed(schema: Any, dropped: set[str], *, is_lenient: bool) -> Any:
         else:
             kept[name] = value
     return kept
+
+
+def _are_disjoint(options: Sequence[object]) -> bool:
+    """True if the options differ in their types, or in the constants of a property that all require."""
+    schemas = [option for option in options if isinstance(option, Mapping)]
+    if not schemas or len(schemas) < len(options):
+        return False
+    shared = set.intersection(*(set(_strings(schema.get("required"))) for schema in schemas))
+    constants = [[_constants(_property(schema, name)) for schema in schemas] for name in shared]
+    values = [_constants(schema) for schema in schemas]
+    return any(map(_have_nothing_in_common, (list(map(_types, schemas)), values, *constants)))
+
+
+def _have_nothing_in_common(sets: Sequence[frozenset[str]]) -> bool:
+    return all(sets) and sum(map(len, sets)) == len(frozenset().union(*sets))
+
+
+def _strings(value: object) -> list[str]:
+    values = value if isinstance(value, list) else [value]
+    return [text for text in values if isinstance(text, str)]
+
+
+def _types(schema: Mapping[str, Any]) -> frozenset[str]:
+    """The types of a schema. An integer is a number."""
+    return frozenset("number" if t == "integer" else t for t in _strings(schema.get("type")))
+
+
+def _property(schema: Mapping[str, Any], name: str) -> object:
+    properties = schema.get("properties")
+    return properties.get(name) if isinstance(properties, Mapping) else None
+
+
+def _constants(schema: object) -> frozenset[str]:
+    """The only values of a schema as JSON; none if it has others."""
+    if not isinstance(schema, Mapping):
+        return frozenset()
+    enum = schema.get("enum")
+    values = [schema["const"]] if "const" in schema else enum if isinstance(enum, list) else []
+    return frozenset(json.dumps(value, sort_keys=True) for value in values)
 
 
 def _dropped(name: str, value: object) -> str | None:

@@ -31,11 +31,11 @@ def grammar_text(kind: StructureKind, source: str) -> str:
 
     match kind:
         case StructureKind.JSON_OBJECT:
-            return LLMatcher.grammar_from_json_schema(_spaced({"type": "object"}))
+            return LLMatcher.grammar_from_json_schema(_with_options({"type": "object"}))
         case StructureKind.JSON_SCHEMA:
             schema = json.loads(source)
             check_schema(schema)
-            return LLMatcher.grammar_from_json_schema(_spaced(narrowed(schema)[0]))
+            return LLMatcher.grammar_from_json_schema(_with_options(narrowed(schema)[0]))
         case StructureKind.REGEX:
             return LLMatcher.grammar_from_regex(source)
         case StructureKind.CHOICE:
@@ -78,8 +78,8 @@ def json_text(schema: Mapping[str, Any], *, is_lenient: bool = False) -> str:
     """
     if is_lenient:
         schema, _ = narrowed(schema, is_lenient=True)
-    guidance = {"whitespace_pattern": WHITE_SPACE, "lenient": is_lenient}
-    return f"%json {json.dumps({**schema, 'x-guidance': guidance}, ensure_ascii=False)}"
+    text = json.dumps(_with_options(schema, is_lenient=is_lenient), ensure_ascii=False)
+    return f"%json {text}"
 
 
 def not_enforced(structure: Structure | None, turn: AssistantTurn | None) -> list[str]:
@@ -94,8 +94,15 @@ def not_enforced(structure: Structure | None, turn: AssistantTurn | None) -> lis
     return sorted(keywords)
 
 
-def _spaced(schema: Mapping[str, Any]) -> dict[str, Any]:
-    return {**schema, "x-guidance": {"whitespace_pattern": WHITE_SPACE}}
+def _with_options(schema: Mapping[str, Any], *, is_lenient: bool = False) -> dict[str, Any]:
+    """A schema with llguidance's options, which it reads from a member of its own."""
+    options = {
+        "whitespace_pattern": WHITE_SPACE,
+        "lenient": is_lenient,
+        # Of options that may overlap; `narrowed` tells the client.
+        "coerce_one_of": True,
+    }
+    return {**schema, "x-guidance": options}
 
 
 def check_schema(schema: object) -> None:

@@ -49,6 +49,35 @@ def test_what_only_narrows_is_dropped_wherever_it_is() -> None:
             assert compiles(schema), schema
 
 
+TAGGED = [
+    {"type": "object", "properties": {"kind": {"const": kind}}, "required": ["kind"]}
+    for kind in ("a", "b")
+]
+
+
+@pytest.mark.parametrize(
+    ("options", "is_disjoint"),
+    [
+        ([{"type": "string"}, {"type": "integer"}], True),
+        ([{"type": "string"}, {"type": ["object", "null"]}], True),
+        ([{"const": "a"}, {"enum": ["b", 1]}], True),
+        (TAGGED, True),
+        ([{"type": "number"}, {"type": "integer"}], False),
+        ([{"type": "string", "maxLength": 3}, {"type": "string", "pattern": "^a"}], False),
+        ([{"enum": ["a", "b"]}, {"enum": ["b", "c"]}], False),
+        ([{**option, "required": []} for option in TAGGED], False),
+        ([TAGGED[0], TAGGED[0]], False),
+        ([{"type": "string"}, True], False),
+    ],
+)
+def test_one_of_is_any_of_and_told_where_options_may_overlap(
+    options: list[Any], is_disjoint: bool
+) -> None:
+    for schema in ({"oneOf": options}, {"type": "array", "items": {"oneOf": options}}):
+        assert compiles(schema), schema
+        assert narrowed(schema)[1] == (set() if is_disjoint else {"oneOf (at least one is)"})
+
+
 def test_names_and_values_that_look_like_keywords_stay() -> None:
     for schema in [
         {"type": "object", "properties": {"uniqueItems": {"type": "boolean"}}},
