@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import re
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
@@ -37,6 +36,7 @@ from mlxserve.api.ollama_models import OllamaModels
 from mlxserve.api.openapi import OpenAPI
 from mlxserve.api.page.rendering import Rendering
 from mlxserve.api.page.routes import WebPage
+from mlxserve.api.paths import CanonicalPaths
 from mlxserve.api.responses.store import ResponseStore
 from mlxserve.api.responses.stored import StoredResponses
 from mlxserve.api.server.drain import Drain
@@ -134,16 +134,18 @@ def create_server_app(
         *downloads.routes(),
     ]
     check_subject(of_server, of_model=False)
+    routes = [
+        *dispatch.routes(of_models),
+        *of_server,
+        *OpenAPI([*of_models, *of_server]).routes(),
+        *WebPage().routes(),
+    ]
     app = Starlette(
-        routes=[
-            *dispatch.routes(of_models),
-            *of_server,
-            *OpenAPI([*of_models, *of_server]).routes(),
-            *WebPage().routes(),
-        ],
+        routes=routes,
         middleware=[
             Middleware(
                 Gate,
+                paths=CanonicalPaths(routes),
                 hosts=HostCheck((*LOOPBACK_HOSTS, *access.hosts), any_address=access.any_address),
                 origins=OriginCheck(access.origins),
                 keys=KeyCheck(keyring, is_behind_proxy=access.is_behind_proxy),
@@ -234,22 +236,12 @@ async def _http_error(request: Request, error: Exception) -> Response:
     """Reply to Starlette's own errors: an unknown route, or a method that the route does not have."""
     assert isinstance(error, HTTPException)
     where = ascii(f"{request.method} {request.url.path}")[1:-1][:200]
-    place = _with_prefix(request)
     message = {
-        404: f"There is no {where}{f'; it is at {place}' if place else ''}.",
+        404: f"There is no {where}.",
         405: f"{where} is not allowed; see the Allow header.",
     }.get(error.status_code, error.detail)
     code = {404: "unknown_url", 405: "method_not_allowed"}.get(error.status_code)
     return error_response(ApiError(error.status_code, message, code=code, headers=error.headers))
-
-
-def _with_prefix(request: Request) -> str | None:
-    """Return the route that a wrong base URL misses, or None.
-
-    Such a URL has no /v1, two of them, or two slashes.
-    """
-    meant = "/v1" + re.sub("/+", "/", request.url.path.replace("/v1", "")).rstrip("/")
-    return meant if any(route.path == meant for route in request.app.routes) else None
 
 
 async def _client_left(_request: Request, _error: Exception) -> Response:

@@ -17,7 +17,7 @@ from mlxserve.api.bodies.body_route import BodyRoute
 from mlxserve.api.dispatch import ModelDispatch, OfferedModel
 from mlxserve.api.errors import json_response
 from mlxserve.api.models import capabilities, thinking_of
-from mlxserve.api.ollama.reply import timestamp
+from mlxserve.api.ollama.reply import lines_or_object, timestamp
 from mlxserve.api.ollama.schema import OllamaRequest
 from mlxserve.core.version import __version__
 
@@ -76,7 +76,7 @@ class OllamaModels:
     async def pull(self, _request: Request, body: OllamaRequest) -> Response:
         """Succeeds for a model that is served. Nothing is downloaded."""
         self._dispatch.model(body.named_model)
-        return json_response({"status": "success"})
+        return lines_or_object(body, [{"status": "pulling manifest"}, {"status": "success"}])
 
     async def tags(self, request: Request) -> Response:
         """Lists the models that the key may ask for, each under all of its names."""

@@ -11,6 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
+from mlxserve.api.access.policy import AccessPolicy
+from mlxserve.api.app import create_app
 from mlxserve.api.bodies.json_body import MAX_BODY_SIZE
 from mlxserve.api.native.schema import DetokenizeRequest, TokenizeRequest
 from mlxserve.api.openai.schema import ChatRequest, CompletionRequest
@@ -68,7 +70,7 @@ def test_the_version_is_reported(client: TestClient) -> None:
 
 
 def test_an_unknown_route_is_a_404_in_openais_format(client: TestClient) -> None:
-    for path in ["/v1", "/v1/chat", "/v1/chat/completions/", "/docs", "/index.html"]:
+    for path in ["/v1", "/v1/chat", "/v1/v2/chat/completions", "/docs", "/index.html"]:
         reply = client.get(path, follow_redirects=False)
         assert reply.status_code == 404, path
         assert error_of(reply)["code"] == "unknown_url", path
@@ -76,12 +78,39 @@ def test_an_unknown_route_is_a_404_in_openais_format(client: TestClient) -> None
 
 @pytest.mark.parametrize(
     "path",
-    ["/chat/completions", "/v1/v1/chat/completions", "/v1//chat/completions", f"{CHAT}/"],
+    [
+        "/chat/completions",
+        "/v1/v1/chat/completions",
+        "/v1//chat/completions",
+        f"{CHAT}/",
+        "/v1/chat//completions",
+    ],
 )
-def test_an_unknown_route_says_which_one_was_meant(client: TestClient, path: str) -> None:
-    message = error_of(client.post(path, json={}))["message"]
-    assert message == f"There is no POST {path}; it is at {CHAT}."
+def test_a_path_of_a_wrong_base_url_is_answered(client: TestClient, path: str) -> None:
+    body = {"messages": [{"role": "user", "content": "Hi"}]}
+    assert client.post(path, json=body).json()["object"] == "chat.completion"
     assert error_of(client.get("/nothing"))["message"] == "There is no GET /nothing."
+
+
+def test_the_models_are_listed_at_every_base_url(client: TestClient) -> None:
+    listed = client.get("/v1/models").json()
+    for path in ("/models", "/models/", "/v1/models/", "/v1/v1/models", "/v1//models"):
+        assert client.get(path).json() == listed, path
+    card = client.get("/v1/models/fake").json()
+    assert client.get("/models/fake/").json() == card
+    for path in ("/v1/api/tags", "/api/tags/", "/api//tags"):
+        assert "models" in client.get(path).json(), path
+
+
+def test_a_path_is_canonical_before_it_is_checked() -> None:
+    """Errors are in the dialect of the route that is meant, and its key is required."""
+    app = create_app(FakeChat(), access=AccessPolicy(api_keys=["k"]))  # type: ignore[arg-type]
+    client = TestClient(app, base_url="http://127.0.0.1:8000")
+    for path in ("/messages", "/v1/v1/messages", "/v1/messages/"):
+        assert client.post(path, json={}).json()["type"] == "error", path
+    assert client.get("/health/").status_code == 200
+    for path in ("/models", "/v1/models/", "/v1//models"):
+        assert client.get(path).status_code == 401, path
 
 
 @pytest.mark.parametrize(

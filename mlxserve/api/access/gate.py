@@ -1,7 +1,7 @@
 """Gate: the checks that every request passes before its route, in one place.
 
-    id ─▶ Host ─▶ Origin ─▶ key ─▶ drain ─▶ limits of the key ─▶ route
-          403     403       401    503      429
+    path ─▶ id ─▶ Host ─▶ Origin ─▶ key ─▶ drain ─▶ limits of the key ─▶ route
+                  403     403       401    503      429
 
 The checks are functions of the request's head that raise ApiError: they run before any of the body
 is read. One ASGI layer calls them, because a coroutine is entered again at each await of what it
@@ -25,6 +25,7 @@ from mlxserve.api.access.limits import KeyLimits
 from mlxserve.api.access.security import HostCheck, OriginCheck, PageHeaders
 from mlxserve.api.errors import ApiError, error_response, speaks_anthropic
 from mlxserve.api.fair_work import enter, leave
+from mlxserve.api.paths import CanonicalPaths
 from mlxserve.api.server.drain import Drain
 from mlxserve.api.server.in_flight import EarlyEnd, InFlight
 from mlxserve.helpers.fair_executor import FairExecutor
@@ -37,6 +38,7 @@ class Gate:
         self,
         app: ASGIApp,
         *,
+        paths: CanonicalPaths,
         hosts: HostCheck,
         origins: OriginCheck,
         keys: KeyCheck,
@@ -46,6 +48,7 @@ class Gate:
         executor: FairExecutor,
     ) -> None:
         self._app = app
+        self._paths = paths
         self._hosts = hosts
         self._origins = origins
         self._keys = keys
@@ -58,6 +61,8 @@ class Gate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        # Before all checks: these, too, are of the route that is meant.
+        scope["path"] = self._paths.canonical(scope["path"])
         reply = _Reply(scope, send)
         try:
             self._hosts.check(scope)

@@ -12,15 +12,18 @@ from datetime import UTC, datetime
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from starlette.responses import Response
+
 from mlxserve.api.answers import Answers
-from mlxserve.api.errors import ApiError
-from mlxserve.api.server.sse import json_line
+from mlxserve.api.errors import ApiError, json_response
+from mlxserve.api.server.sse import JSON_LINES, json_line
 from mlxserve.api.usage import Tokens, reports
 from mlxserve.request import FinishReason, TokenLogprob
 from mlxserve.text.conversation import Call
 from mlxserve.text.parsing.turn import ToolCall, ToolCallDelta
 
 if TYPE_CHECKING:
+    from mlxserve.api.ollama.schema import OllamaRequest
     from mlxserve.text.deltas import Delta
 
 LOWEST_LOGPROB = -9999.0  # JSON has no infinity
@@ -145,6 +148,16 @@ class OllamaReply:
         if self.context is not None:
             ended["context"] = [*self.context, *self._token_ids]
         return ended
+
+
+def lines_or_object(body: OllamaRequest, pieces: Sequence[dict[str, Any]]) -> Response:
+    """Reply with these lines if the request streams, which is the default, or with the last one.
+
+    Clients that read lines never see one that does not end.
+    """
+    if not body.stream:
+        return json_response(pieces[-1])
+    return Response(b"".join(map(json_line, pieces)), media_type=JSON_LINES.media_type)
 
 
 def timestamp(moment: datetime | None = None) -> str:

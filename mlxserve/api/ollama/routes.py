@@ -16,7 +16,7 @@ from starlette.routing import Route
 from mlxserve.api.bodies.body_route import BodyRoute
 from mlxserve.api.errors import ApiError, json_response
 from mlxserve.api.fair_work import KEEP_ALIVE, STARTED, WAITED, Work
-from mlxserve.api.ollama.reply import OllamaReply, nanoseconds
+from mlxserve.api.ollama.reply import OllamaReply, lines_or_object, nanoseconds
 from mlxserve.api.ollama.schema import (
     OllamaChatRequest,
     OllamaEmbeddingsRequest,
@@ -127,13 +127,13 @@ class Ollama:
     def _check(self, request: Request, body: OllamaGeneration, what: str) -> None:
         """Refuse features that the model lacks, worded so that clients recognise it and go on without.
 
-        Raises ApiError.
+        A model that does not think answers all the same, with a warning. Raises ApiError.
         """
         name = body.named_model
         if self._model.writer is None:
             raise ApiError(400, f'"{name}" does not support {what}', param="model")
         if body.thinks and not self._model.can_think:
-            raise ApiError(400, f'"{name}" does not support thinking', param="think")
+            warn(request, f'think: "{name}" does not think')
         if body.tools and not self._model.can_call:
             raise ApiError(400, f'"{name}" does not support tools', param="tools")
         context = self._model.max_model_len
@@ -152,7 +152,7 @@ class Ollama:
         if body.unloads and (reason := request.scope[KEEP_ALIVE](0.0)) is not None:
             ending |= {"done_reason": "load", "warning": f"keep_alive: {reason}"}
             warn(request, f"keep_alive: {reason}")
-        return json_response({**reply.piece(), **ending})
+        return lines_or_object(body, [{**reply.piece(), **ending}])
 
     async def _answer(
         self,

@@ -418,11 +418,13 @@ def test_a_keep_alive_is_seconds_or_a_duration(client: TestClient) -> None:
 # What the model cannot do.
 
 
-def test_a_model_that_does_not_think_says_so_in_ollamas_words(client: TestClient) -> None:
+def test_a_model_that_does_not_think_answers_with_a_warning(client: TestClient) -> None:
     for think in (True, "high"):
-        assert refused(ask(client, think=think), 400) == '"fake" does not support thinking'
+        reply = ask(client, think=think, stream=False)
+        assert reply.json()["done"]
+        assert 'think: "fake" does not think' in warning(reply)
     for think in (False, "none", "minimal"):
-        assert whole(client, think=think)["done"]
+        assert warning(ask(client, think=think)) == ""
 
 
 def test_a_model_without_tools_says_so_in_ollamas_words(client: TestClient, chat: FakeChat) -> None:
@@ -566,9 +568,25 @@ def test_show_tells_the_context_and_the_abilities(client: TestClient, chat: Fake
 
 
 def test_pulling_the_served_model_succeeds(client: TestClient) -> None:
-    reply = client.post("/api/pull", json={"name": "fake", "insecure": False, "stream": True})
+    for fields in ({}, {"stream": True}, {"stream": None}):
+        reply = client.post("/api/pull", json={"name": "fake", "insecure": False, **fields})
+        assert reply.headers["content-type"] == "application/x-ndjson"
+        # `codex --oss` reads lines, and does not see one that does not end.
+        assert reply.text == '{"status":"pulling manifest"}\n{"status":"success"}\n'
+        assert warning(reply) == ""
+    reply = client.post("/api/pull", json={"name": "fake", "stream": False})
+    assert reply.headers["content-type"] == "application/json"
     assert reply.json() == {"status": "success"}
-    assert warning(reply) == ""
+
+
+@pytest.mark.parametrize("path", ["chat", "generate"])
+def test_a_model_that_is_loaded_is_told_by_a_line(client: TestClient, path: str) -> None:
+    reply = client.post(f"/api/{path}", json={"model": "fake"})
+    assert reply.headers["content-type"] == "application/x-ndjson"
+    assert reply.text.endswith("\n")
+    assert reply.json()["done_reason"] == "load"
+    reply = client.post(f"/api/{path}", json={"model": "fake", "stream": False})
+    assert reply.headers["content-type"] == "application/json"
 
 
 def test_the_version_is_ollamas(client: TestClient) -> None:

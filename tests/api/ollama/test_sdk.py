@@ -174,8 +174,9 @@ def test_errors_are_raised_with_their_status(fake: ollama.Client, chat: FakeChat
     assert caught.value.status_code == 404
     with pytest.raises(ollama.ResponseError, match="mlxserve pull"):
         list(fake.pull("llama3", stream=True))
-    with pytest.raises(ollama.ResponseError, match="does not support thinking"):
-        fake.chat("fake", HELLO, think=True)
+    chat.can_call = False
+    with pytest.raises(ollama.ResponseError, match="does not support tools"):
+        fake.chat("fake", HELLO, tools=[{"type": "function", "function": {"name": "f"}}])
     chat.script = [Delta("He", (72,)), EngineStopped("It has stopped.")]
     stream = fake.chat("fake", HELLO, stream=True)
     assert next(stream).message.content == "He"
