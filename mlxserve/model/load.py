@@ -11,8 +11,9 @@ with identical bits. On Metal `fused_layers.py` joins them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from inspect import Parameter, signature
 from typing import Any
 
 import mlx.core as mx
@@ -27,7 +28,7 @@ from mlxserve.hub.class_defaults import with_class_defaults
 from mlxserve.hub.context import CONTEXT_KEYS, Context, context_of
 from mlxserve.hub.files import ModelFiles, text_config
 from mlxserve.hub.gguf.weights import load_gguf
-from mlxserve.hub.headers import check_weights
+from mlxserve.hub.headers import read_shapes
 from mlxserve.hub.unsupported_formats import explain_quantisation
 from mlxserve.model.adapters import Adapters, attach
 from mlxserve.model.caches import CacheTree, look_at
@@ -40,6 +41,7 @@ from mlxserve.model.split_by_heads import drop_head, split_by_heads
 from mlxserve.model.split_by_layers import split_by_layers
 from mlxserve.model.vision import Vision
 
+_TIED = "tie_word_embeddings"
 READ_ERRORS = (
     OSError,
     ValueError,
@@ -198,13 +200,15 @@ def read_model(files: ModelFiles, *, is_metal: bool) -> tuple[nn.Module, Mapping
     try:
         if files.gguf is not None:
             return load_gguf(files.gguf, files.config, is_metal=is_metal), files.config
-        for file in files.weights:
-            check_weights(file, files.name)
+        names = {name for file in files.weights for name in read_shapes(file, files.name)}
         definition = definition_of(files.config)
         model, config = load_model(
             files.path,
             lazy=True,
-            model_config=dict(definition.changes),
+            model_config={
+                **definition.changes,
+                **_tie_or_not(files.config, definition.arguments, names),
+            },
             get_model_classes=lambda **_: (definition.model, definition.arguments),
         )
     except (*READ_ERRORS, SystemExit) as error:
@@ -212,6 +216,20 @@ def read_model(files: ModelFiles, *, is_metal: bool) -> tuple[nn.Module, Mapping
         raise UnsupportedModel(why_not_loaded(files, error)) from error
     refuse_packed(model, files)
     return model, config
+
+
+def _tie_or_not(
+    config: Mapping[str, Any], arguments: object, names: Iterable[str]
+) -> dict[str, bool]:
+    """Say whether the head is the embedding, where config.json does not: the weights show it.
+
+    A key that is absent is left to the default of mlx-lm's class, if it has one.
+    """
+    parameters = signature(arguments).parameters if isinstance(arguments, type) else {}
+    is_required = _TIED in parameters and parameters[_TIED].default is Parameter.empty
+    if config.get(_TIED) is not None or not (_TIED in config or is_required):
+        return {}
+    return {_TIED: not any(name.split(".")[-2:-1] == ["lm_head"] for name in names)}
 
 
 def refuse_packed(model: nn.Module, files: ModelFiles) -> None:

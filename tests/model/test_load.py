@@ -18,8 +18,8 @@ from mlx_lm.utils import load_model
 from metal_kernels.reading import DeviceError
 from mlxserve.cache.kv import LayerSpec
 from mlxserve.core.errors import MlxServeError, OutOfMemory, UnsupportedModel
-from mlxserve.hub.files import find_model, text_config
-from mlxserve.model.load import LoadedModel, load, prepare
+from mlxserve.hub.files import check_folder, find_model, text_config
+from mlxserve.model.load import LoadedModel, load, prepare, read_model
 
 GIB = 1 << 30
 PROMPT = mx.array([[3, 1, 4, 1, 5, 9, 2, 6]])
@@ -197,6 +197,20 @@ def test_a_truncated_weight_file_is_refused(share: float, llama: Path) -> None:
 def test_a_git_lfs_pointer_is_refused(llama: Path) -> None:
     (llama / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\n")
     assert "cannot be loaded" in refusal(llama)
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_the_weights_tell_whether_the_head_is_the_embedding_where_the_config_says_null(
+    llama: Path, is_tied: bool
+) -> None:
+    weights = {name: array for name, array in tensors(llama).items() if "lm_head" not in name}
+    head = {} if is_tied else {"lm_head.weight": -weights["model.embed_tokens.weight"]}
+    mx.save_safetensors(str(llama / "model.safetensors"), {**weights, **head})
+    config = json.loads((llama / "config.json").read_text())
+    (llama / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": None}))
+    model, read = read_model(check_folder(llama, "llama"), is_metal=False)
+    assert read["tie_word_embeddings"] is is_tied
+    assert ("lm_head" in model) is not is_tied
 
 
 def test_a_missing_tensor_is_named(llama: Path) -> None:
