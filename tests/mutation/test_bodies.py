@@ -1,4 +1,4 @@
-"""Rules of request bodies: without each the tests that are made from the models fail."""
+"""Rules of request bodies and histories: without each a test fails."""
 
 from __future__ import annotations
 
@@ -8,8 +8,18 @@ from pydantic import ValidationError
 from mlxserve.api.bodies import json_body, request_body, spellings
 from mlxserve.api.bodies.request_body import StrictModel
 from mlxserve.api.errors import ApiError
+from mlxserve.api.ollama import reply
+from mlxserve.api.paths import CanonicalPaths
+from mlxserve.text import template_compat
+from mlxserve.text.guidance import schemas
+from tests.api import test_app
 from tests.api.bodies import test_json_body, test_spellings
+from tests.api.conftest import chat as chat
+from tests.api.conftest import client as client
+from tests.api.ollama import test_routes
 from tests.mutation.bug import Bug
+from tests.text import test_template_compat
+from tests.text.guidance import test_narrowed_schemas
 
 pytestmark = pytest.mark.mutation
 
@@ -44,6 +54,42 @@ FOUND: dict[str, Bug] = {
         '""',
         test_spellings.test_a_custom_tools_call_in_a_history_has_its_text,
         {"dialect": "chat"},
+    ),
+    "leave a call without a result where a template needs one": Bug(
+        template_compat,
+        "results_of_all_calls",
+        "if call.id not in answered",
+        "if False",
+        test_template_compat.test_every_call_has_one_result_and_every_text_a_place,
+    ),
+    "lose the text beside a call": Bug(
+        template_compat,
+        "texts_after_calls",
+        'message.text if message.calls else ""',
+        '""',
+        test_template_compat.test_every_call_has_one_result_and_every_text_a_place,
+    ),
+    "take options that may overlap for disjoint ones": Bug(
+        schemas,
+        "_are_disjoint",
+        "return any(map(",
+        "return True or any(map(",
+        test_narrowed_schemas.test_one_of_is_any_of_and_told_where_options_may_overlap,
+        {"options": [{"type": "number"}, {"type": "integer"}], "is_disjoint": False},
+    ),
+    "check a path before it is canonical": Bug(
+        CanonicalPaths,
+        "_canonical",
+        "return next((meant for meant in _meant(path) if self._is_known(meant)), path)",
+        "return path",
+        test_app.test_a_path_is_canonical_before_it_is_checked,
+    ),
+    "leave the last line of a stream open": Bug(
+        reply,
+        "lines_or_object",
+        "if not body.stream:",
+        "if True:",
+        test_routes.test_pulling_the_served_model_succeeds,
     ),
     "keep a byte order mark": Bug(
         json_body,
