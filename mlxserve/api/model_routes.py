@@ -14,6 +14,7 @@ from mlxserve.api.bodies.body_route import check_subject
 from mlxserve.api.metrics import Metrics
 from mlxserve.api.model_names import ModelNames
 from mlxserve.api.native.cache import Cache
+from mlxserve.api.native.infill import Infill
 from mlxserve.api.native.model import ModelCard
 from mlxserve.api.native.monitoring import Monitoring
 from mlxserve.api.native.prefixes import Prefixes
@@ -72,6 +73,7 @@ class ModelRoutes:
             *ModelCard(service).routes(),
             *Embeddings(service).routes(),
             *Rerank(service).routes(),
+            *Infill(service).routes(),
             *Prefixes(service).routes(),
             *Tokenization(service).routes(),
             *Monitoring(model, shared.drain).routes(),

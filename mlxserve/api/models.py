@@ -113,6 +113,8 @@ def capabilities(model: TextModel) -> Iterator[str]:
         yield "embedding"
     if model.ranker is not None:
         yield "rerank"
+    if model.writer is not None and model.codec.middle_ends is not None:
+        yield "insert"
     if model.writer is not None and model.can_call:
         yield "tools"
     if model.supports_images:

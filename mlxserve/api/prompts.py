@@ -7,7 +7,7 @@ loop.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -19,10 +19,12 @@ from mlxserve.api.errors import invalid_value
 from mlxserve.api.fair_work import MoreWork, Work, pixel_hold, refusal, run_fairly
 from mlxserve.api.warnings import FITTED, warn
 from mlxserve.core.errors import InvalidParameter, InvalidRequest, QueueFull
+from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.images.image import Image
 from mlxserve.images.sources import ImageSources
 from mlxserve.text.conversation import Conversation, SentImage, read_for
 from mlxserve.text.costs import MESSAGES_PER_SECOND, encode_seconds, render_seconds
+from mlxserve.text.fill_in_middle import OtherFile
 from mlxserve.text.tokenizer import without_reserved
 
 if TYPE_CHECKING:
@@ -39,6 +41,14 @@ class WithoutImages:
 
     source: PromptSource
     conversation: Conversation
+
+
+@dataclass(frozen=True, slots=True)
+class InfillPrompt:
+    """Prompts for the text between a prefix and a suffix, and how it is sampled."""
+
+    params: SamplingParams
+    prompts: list[list[int]]
 
 
 Begun: TypeAlias = list[int] | WithoutImages  # a prompt, or what lacks only its images
@@ -80,6 +90,40 @@ class Prompts:
         """
         seconds = encode_seconds(sum(len(text) for text in texts if isinstance(text, str)))
         return MoreWork(seconds, lambda: [self._encoded(text, field) for text in texts])
+
+    def infilling(
+        self,
+        prefixes: Sequence[Prompt],
+        suffix: str,
+        params: SamplingParams,
+        *,
+        field: str = "suffix",
+        files: Sequence[OtherFile] = (),
+    ) -> MoreWork[InfillPrompt]:
+        """Work that encodes prompts for the text before a suffix, in the model's own tokens.
+
+        field: the name of the suffix in errors
+
+        Raises ApiError 400 for a model without such tokens, and for prefixes that are no texts.
+        """
+        codec = self._model.codec
+        if (ends := codec.middle_ends) is None:
+            raise invalid_value(
+                field,
+                "this model's tokenizer has no tokens to fill in the middle; leave it out, or name a "
+                "model for code, such as Qwen2.5-Coder",
+            )
+        texts = [prefix for prefix in prefixes if isinstance(prefix, str)]
+        if len(texts) < len(prefixes):
+            raise invalid_value(field, "the prompt before it must be a text")
+        size = sum(map(len, texts)) + len(texts) * len(suffix) + sum(len(f.text) for f in files)
+        params = replace(params, stop_token_ids=(*params.stop_token_ids, *ends))
+        return MoreWork(
+            encode_seconds(size),
+            lambda: InfillPrompt(
+                params, [codec.encode_middle(text, suffix, files) for text in texts]
+            ),
+        )
 
     async def render(self, request: Request, source: PromptSource) -> list[int]:
         """Render a conversation. The reply warns of changes made to fit the model's template."""

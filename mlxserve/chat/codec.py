@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from mlxserve.core.errors import InvalidParameter, PromptTooLong
+from mlxserve.text.fill_in_middle import OtherFile
 from mlxserve.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:  # it imports mlx, which waits for machine.prepare()
@@ -48,6 +49,18 @@ class TextCodec:
         if token_ids and not (min(token_ids) >= 0 and max(token_ids) < self.vocab_size):
             raise InvalidParameter("tokens", f"must be from 0 to {self.vocab_size - 1}")
         return self.tokenizer.decode(token_ids)
+
+    @property
+    def middle_ends(self) -> tuple[int, ...] | None:
+        """Tokens that end a text in the middle; None for a model that does not fill it in."""
+        way = self.tokenizer.fill_in_middle
+        return None if way is None else way.ends
+
+    def encode_middle(self, prefix: str, suffix: str, files: Sequence[OtherFile] = ()) -> list[int]:
+        """Encode a prompt for the text between two others. Raises PromptTooLong if it is far too long."""
+        texts = (prefix, suffix, *(file.text for file in files))
+        self.refuse_huge(sum(map(len, texts)))
+        return self.tokenizer.encode_middle(prefix, suffix, files)
 
     def refuse_huge(self, num_characters: int) -> None:
         """Raises PromptTooLong for a text that can never fit."""

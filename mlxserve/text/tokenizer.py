@@ -22,6 +22,7 @@ from mlxserve.text.chat_template import ChatTemplate
 from mlxserve.text.controls import Attempt, with_word
 from mlxserve.text.conversation import completed_tool
 from mlxserve.text.costs import encode_seconds, render_seconds
+from mlxserve.text.fill_in_middle import FillInMiddle, OtherFile
 from mlxserve.text.large_texts import LargeTexts
 from mlxserve.text.parsing.markup import Markup, markup_of
 from mlxserve.text.probing import RESERVED
@@ -133,6 +134,25 @@ class Tokenizer:
             return list(
                 self._wrapper.encode(text, add_special_tokens=False, split_special_tokens=as_text)
             )
+
+    def token_id(self, token: str) -> int | None:
+        """Return the id of a token by its name; None if the vocabulary lacks it."""
+        with self._lock:
+            token_id = self._wrapper.convert_tokens_to_ids(token)
+            known = token_id is not None and self._wrapper.convert_ids_to_tokens(token_id) == token
+        return int(token_id) if known else None
+
+    @cached_property
+    def fill_in_middle(self) -> FillInMiddle | None:
+        """How the model fills in the middle of a text; None if it has no tokens for that."""
+        return FillInMiddle.find(self.token_id)
+
+    def encode_middle(self, prefix: str, suffix: str, files: Sequence[OtherFile] = ()) -> list[int]:
+        """Encode a prompt for the text between two others, for a model that fills in the middle."""
+        assert self.fill_in_middle is not None
+        encode = partial(self.encode_plain, as_text=True)
+        first = [token for token in self.encode_here("") if token == self._wrapper.bos_token_id]
+        return [*first, *self.fill_in_middle.encode(prefix, suffix, encode, files)]
 
     def encode_pair(self, first: str, second: str) -> tuple[list[int], list[int], list[int]]:
         """Encode two texts as one.

@@ -43,6 +43,7 @@ from mlxserve.request import (
 )
 from mlxserve.text.conversation import Conversation
 from mlxserve.text.deltas import Delta, Usage
+from mlxserve.text.fill_in_middle import OtherFile
 from mlxserve.text.template_caps import Arguments, TemplateCaps
 from mlxserve.text.template_compat import AdaptedConversation, Fitting
 
@@ -111,6 +112,7 @@ class FakeChat:
     created: int = 1_700_000_000
     can_call: bool = True
     can_think: bool = False
+    can_fill_in: bool = True
     supports_images: bool = False
     no_vision_reason: str = ""
     adapters: tuple[str, ...] = ()
@@ -196,6 +198,14 @@ class FakeChat:
 
     def encode(self, text: str) -> list[int]:
         return list(text.encode())
+
+    @property
+    def middle_ends(self) -> tuple[int, ...] | None:
+        return (0,) if self.can_fill_in else None
+
+    def encode_middle(self, prefix: str, suffix: str, files: Sequence[OtherFile] = ()) -> list[int]:
+        others = "".join(f"[{file.name}]{file.text}" for file in files)
+        return self.encode(f"{others}<{prefix}|{suffix}>")
 
     def decode(self, token_ids: Sequence[int]) -> str:
         if max(token_ids, default=0) > 255:

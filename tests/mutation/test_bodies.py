@@ -10,15 +10,18 @@ from mlxserve.api.bodies.request_body import StrictModel
 from mlxserve.api.errors import ApiError
 from mlxserve.api.ollama import reply
 from mlxserve.api.paths import CanonicalPaths
+from mlxserve.api.prompts import Prompts
 from mlxserve.text import template_compat
 from mlxserve.text.guidance import schemas
+from mlxserve.text.tokenizer import Tokenizer
 from tests.api import test_app
 from tests.api.bodies import test_json_body, test_spellings
 from tests.api.conftest import chat as chat
 from tests.api.conftest import client as client
+from tests.api.native import test_infill
 from tests.api.ollama import test_routes
 from tests.mutation.bug import Bug
-from tests.text import test_template_compat
+from tests.text import test_fill_in_middle, test_template_compat
 from tests.text.guidance import test_narrowed_schemas
 
 pytestmark = pytest.mark.mutation
@@ -90,6 +93,21 @@ FOUND: dict[str, Bug] = {
         "if not body.stream:",
         "if True:",
         test_routes.test_pulling_the_served_model_succeeds,
+    ),
+    "take tokens of a suffix for the model's own": Bug(
+        Tokenizer,
+        "encode_middle",
+        "as_text=True",
+        "as_text=False",
+        test_fill_in_middle.test_a_tokenizer_encodes_a_middle_whose_texts_hold_no_tokens,
+    ),
+    "let a model go on after the middle": Bug(
+        Prompts,
+        "infilling",
+        "(*params.stop_token_ids, *ends)",
+        "params.stop_token_ids",
+        test_infill.test_a_suffix_is_after_the_middle,
+        {"path": "/v1/completions"},
     ),
     "keep a byte order mark": Bug(
         json_body,

@@ -28,6 +28,7 @@ from mlxserve.api.ollama.schema import (
 from mlxserve.api.server.sse import JSON_LINES
 from mlxserve.api.service import Prepared, Service
 from mlxserve.api.warnings import warn
+from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.images.picture import PicturePrompt
 
 
@@ -71,14 +72,12 @@ class Ollama:
         self, request: Request, body: OllamaGenerateRequest
     ) -> Work[Prepared | None]:
         self._check(request, body, "generate")
-        if not body.prompt:
+        if not body.prompt and not body.suffix:
             return None
-        if body.suffix:
-            message = (
-                f'"{body.named_model}" does not support insert: send the whole prompt as `raw`'
-            )
-            raise ApiError(400, message, param="suffix")
         params = body.sampling(self._model.default_params)
+        if body.suffix:
+            return self._prepare_middle(body, body.suffix, params)
+        assert body.prompt is not None
         if not body.raw:
             return self._service.begin(request, body.prompt_source(), params, body.turn())
         if body.images and self._model.supports_images:
@@ -89,6 +88,14 @@ class Ollama:
         encoding = self._service.prompts.encoding([body.prompt])
         return encoding.then(lambda prompts: Prepared(params, None, prompts[0]))
 
+    def _prepare_middle(
+        self, body: OllamaGenerateRequest, suffix: str, params: SamplingParams
+    ) -> Work[Prepared | None]:
+        if self._model.codec.middle_ends is None:
+            raise ApiError(400, f'"{body.named_model}" does not support insert', param="suffix")
+        infilling = self._service.prompts.infilling([body.prompt or ""], suffix, params)
+        return infilling.then(lambda middle: Prepared(middle.params, None, middle.prompts[0]))
+
     async def generate(
         self, request: Request, body: OllamaGenerateRequest, prepared: Prepared | None
     ) -> Response:
@@ -96,7 +103,7 @@ class Ollama:
         reply = self._begun(request, body, "response")
         if prepared is None:
             return self._loaded(request, body, reply)
-        reply.context = None if body.raw else ()
+        reply.context = None if body.raw or body.suffix else ()
         return await self._answer(request, body, reply, prepared, body.context or ())
 
     async def embed(self, request: Request, body: OllamaEmbedRequest) -> Response:

@@ -87,6 +87,9 @@ class OpenAI:
 
     def _prepare_texts(self, _request: Request, body: CompletionRequest) -> MoreWork[PreparedTexts]:
         params = body.sampling(self._model.default_params)
+        if body.suffix:
+            infilling = self._prompts.infilling(body.prompt, body.suffix, params)
+            return infilling.then(lambda middle: PreparedTexts(middle.params, middle.prompts))
         encoding = self._prompts.encoding(body.prompt)
         return encoding.then(lambda prompts: PreparedTexts(params, prompts))
 

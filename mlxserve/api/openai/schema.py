@@ -105,12 +105,18 @@ class CompletionRequest(GenerationFields):
     NOT_YET: ClassVar[NotYet] = {
         "best_of": (1,),
         "response_format": ({"type": "text"},),
-        "suffix": (),
     }
 
     prompt: Annotated[tuple[Prompt, ...], PlainValidator(prompts)]
     logprobs: int | None = None
     echo: bool | None = None
+    suffix: str | None = None
+
+    @model_validator(mode="after")
+    def _echoes_no_middle(self) -> Self:
+        if self.echo and self.suffix:
+            raise ValueError("echo: a prompt with a suffix cannot be echoed; leave it out")
+        return self
 
     def _own_sampling(self) -> dict[str, Any]:
         own: dict[str, Any] = {"max_tokens": self.max_tokens or COMPLETION_MAX_TOKENS}

@@ -23,6 +23,7 @@ SMALLEST: dict[str, dict[str, Any]] = {
     "/v1/messages/count_tokens": {"messages": [USER]},
     "/v1/embeddings": {"input": "x"},
     "/v1/rerank": {"query": "a", "documents": ["b"]},
+    "/infill": {"input_prefix": "x"},
     "/tokenize": {"prompt": "x"},
     "/detokenize": {"tokens": [1]},
     "/api/chat": {"model": "fake", "messages": [USER]},

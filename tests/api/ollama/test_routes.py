@@ -245,7 +245,8 @@ def test_a_template_of_the_request_is_refused_unless_it_is_empty(
     assert whole(client, path, template="")["done"]
 
 
-def test_a_suffix_is_refused_in_ollamas_words(client: TestClient) -> None:
+def test_a_suffix_is_refused_in_ollamas_words(client: TestClient, chat: FakeChat) -> None:
+    chat.can_fill_in = False
     said = refused(ask(client, "generate", suffix="}"), 400)
     assert said.startswith('"fake" does not support insert')
     assert whole(client, "generate", suffix="")["done"]
@@ -537,7 +538,7 @@ def test_the_models_names_are_listed_with_a_tag(client: TestClient) -> None:
     }
     assert first["size"] == 970_000_000
     assert len(first["digest"]) == 64
-    assert first["capabilities"] == ["completion", "tools"]
+    assert first["capabilities"] == ["completion", "insert", "tools"]
 
 
 def test_the_loaded_model_never_expires_and_has_the_memory_that_is_planned(
@@ -554,7 +555,7 @@ def test_show_tells_the_context_and_the_abilities(client: TestClient, chat: Fake
     chat.can_think = True
     chat.default_params = SamplingParams(temperature=0.6)
     shown = client.post("/api/show", json=CONTINUE_SHOW).json()
-    assert shown["capabilities"] == ["completion", "tools", "thinking"]
+    assert shown["capabilities"] == ["completion", "insert", "tools", "thinking"]
     assert shown["model_info"] == {
         "general.architecture": "llama",
         "general.basename": "fake",

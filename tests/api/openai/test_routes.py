@@ -402,7 +402,7 @@ def test_models_are_listed_with_their_context(client):
         "aliases": ["default"],
         "context_length": 1_000,
         "max_model_len": 1_000,
-        "capabilities": ["completion", "embedding", "tools"],
+        "capabilities": ["completion", "embedding", "insert", "tools"],
         "loaded": True,
     }
     assert client.get("/v1/models").json() == {"object": "list", "data": [card]}
@@ -413,7 +413,7 @@ def test_models_are_listed_with_their_context(client):
 def test_a_model_lists_its_capabilities(client, chat):
     chat.can_call, chat.can_think = False, True
     card = client.get("/v1/models/fake").json()
-    assert card["capabilities"] == ["completion", "embedding", "thinking"]
+    assert card["capabilities"] == ["completion", "embedding", "insert", "thinking"]
 
 
 # Errors.

@@ -226,7 +226,8 @@ def test_a_bad_value_is_refused_with_its_fields_name() -> None:
 
 def test_a_bad_value_of_a_completion_is_refused_with_its_fields_name() -> None:
     for fields, param in [
-        ({"suffix": "x"}, "suffix"),
+        ({"suffix": "x", "echo": True}, "echo"),
+        ({"suffix": 5}, "suffix"),
         ({"best_of": 3}, "best_of"),
         ({"n": 1.5}, "n"),
         ({"logprobs": 21}, "logprobs"),
