@@ -33,7 +33,10 @@ _RESULTS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallRecord:
-    """A tool call; `arguments` is JSON as the model wrote it, `result` goes to the model."""
+    """A tool call; `arguments` is JSON as the model wrote it.
+
+    `result` goes to the model, and `images` (data: URLs) to one that sees.
+    """
 
     id: str
     name: str
@@ -41,6 +44,7 @@ class CallRecord:
     state: CallState = CallState.ASKED
     result: str = ""
     seconds: float | None = None
+    images: tuple[str, ...] = ()
 
     @property
     def is_open(self) -> bool:
@@ -90,19 +94,31 @@ def round_messages(tool_round: ToolRound, *, has_thinking: bool = False) -> list
     if has_thinking and tool_round.thinking:
         said["reasoning_content"] = tool_round.thinking
     results = [
-        {"role": "tool", "tool_call_id": call.id, "content": call.answer}
+        {"role": "tool", "tool_call_id": call.id, "content": _content(call)}
         for call in tool_round.calls
     ]
     return [said, *results]
 
 
+def _content(call: CallRecord) -> str | list[dict[str, Any]]:
+    if not call.images:
+        return call.answer
+    images = ({"type": "image_url", "image_url": {"url": url}} for url in call.images)
+    return [{"type": "text", "text": call.answer}, *images]
+
+
 def rounds_text(rounds: Sequence[ToolRound]) -> str:
     """Serialise rounds for the chats' file; empty for none."""
-    return (
-        json.dumps([asdict(tool_round) for tool_round in rounds], ensure_ascii=False)
-        if rounds
-        else ""
-    )
+    return json.dumps(list(map(round_fields, rounds)), ensure_ascii=False) if rounds else ""
+
+
+def round_fields(tool_round: ToolRound) -> dict[str, Any]:
+    """Return a round as JSON has it: a call without images has no field of them."""
+    written = asdict(tool_round)
+    for call in written["calls"]:
+        if not call["images"]:
+            del call["images"]
+    return written
 
 
 def rounds_of(text: str) -> tuple[ToolRound, ...]:
@@ -125,6 +141,9 @@ def rounds_markdown(rounds: Iterable[ToolRound]) -> str:
 
 def _round(fields: dict[str, Any]) -> ToolRound:
     calls = tuple(
-        CallRecord(**{**call, "state": CallState(call["state"])}) for call in fields["calls"]
+        CallRecord(
+            **{**call, "state": CallState(call["state"]), "images": tuple(call.get("images", ()))}
+        )
+        for call in fields["calls"]
     )
     return ToolRound(fields["text"], fields["thinking"], calls)

@@ -1,8 +1,9 @@
-"""CallResult: a tool's result as text for the model, bounded in length."""
+"""CallResult: a tool's result for the model, as text bounded in length and a few images."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,14 +12,20 @@ from mlxserve.system.well_formed import well_formed
 
 MAX_RESULT = 20_000  # characters, some 5,000 tokens
 _HEAD = 15_000  # start of a longer result; the rest is its end
+MAX_IMAGES, MAX_IMAGE = 4, 4 << 20  # images of a result; characters of each
+_IMAGE = re.compile(r"data:image/(png|jpeg|webp|gif);base64,[A-Za-z0-9+/]+=*")
 
 
 @dataclass(frozen=True, slots=True)
 class CallResult:
-    """`is_error`: the text says what failed, in the tool or on the way to it."""
+    """`is_error`: the text says what failed, in the tool or on the way to it.
+
+    images: as data: URLs, for models that see
+    """
 
     text: str
     is_error: bool = False
+    images: tuple[str, ...] = ()
 
 
 def shortened(text: str) -> str:
@@ -32,13 +39,31 @@ def shortened(text: str) -> str:
 
 def text_of(content: Sequence[Any], structured: Any) -> str:
     """Join the parts of an MCP result: texts verbatim, others described."""
-    parts = [_part(part) for part in content]
+    shown = images_of(content)
+    parts = [_part(part, shown) for part in content]
     if not parts and structured is not None:
         parts = [json.dumps(structured, ensure_ascii=False)]
     return shortened(well_formed("\n".join(parts))) or "(no output)"
 
 
-def _part(part: Any) -> str:
+def images_of(content: Sequence[Any]) -> tuple[str, ...]:
+    """Return the first images of an MCP result that models can be shown, as data: URLs."""
+    urls = (_image_url(part) for part in content)
+    return tuple(dict.fromkeys(url for url in urls if url is not None))[:MAX_IMAGES]
+
+
+def _image_url(part: Any) -> str | None:
+    """Return an image, also of an embedded resource; None for any other part."""
+    held = part.resource if part.type == "resource" else part
+    data = getattr(held, "data", None) or getattr(held, "blob", None)
+    url = f"data:{getattr(held, 'mime_type', None)};base64,{data}"
+    is_image = len(url) <= MAX_IMAGE and _IMAGE.fullmatch(url) is not None
+    return url if is_image else None
+
+
+def _part(part: Any, images: Sequence[str]) -> str:
+    if (url := _image_url(part)) is not None and url in images:
+        return f"(image of type {url[len('data:') : url.index(';')]})"
     match part.type:
         case "text":
             return str(part.text)

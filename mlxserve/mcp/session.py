@@ -14,7 +14,8 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from mlxserve.mcp.connection import StderrTail, connected
-from mlxserve.mcp.results import CallResult, shortened, text_of
+from mlxserve.mcp.patience import Patience
+from mlxserve.mcp.results import CallResult, images_of, shortened, text_of
 from mlxserve.mcp.servers_file import ServerEntry, ToolsError
 from mlxserve.system.terminal_text import one_line
 from mlxserve.system.well_formed import well_formed
@@ -73,13 +74,18 @@ class ToolServer:
         await self._started.wait()
 
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> CallResult:
-        """Run a tool. A failure, also of the server, is a result for the model."""
+        """Run a tool. A failure, also of the server, is a result for the model.
+
+        The time limit starts again with each report of progress.
+        """
         if self._client is None:
             return CallResult(f"The server {self._shown} is not running.", is_error=True)
-        calling = asyncio.ensure_future(self._client.call_tool(tool, dict(arguments)))
+        patience = Patience(self.entry.call_seconds, asyncio.get_running_loop().time)
+        calling = asyncio.ensure_future(
+            self._client.call_tool(tool, dict(arguments), progress_callback=patience.extend)
+        )
         try:
-            await asyncio.wait({calling}, timeout=self.entry.call_seconds)
-            is_late = not calling.done()
+            is_late = not await patience.wait(calling)
         finally:
             # This notifies the server; it does nothing if the call is done.
             calling.cancel()
@@ -91,7 +97,7 @@ class ToolServer:
             return CallResult(self._explained(error), is_error=True)
         result = calling.result()
         text = text_of(result.content, result.structured_content)
-        return CallResult(text, is_error=bool(result.is_error))
+        return CallResult(text, bool(result.is_error), images_of(result.content))
 
     async def close(self) -> None:
         """End the connection, and the process with its children."""

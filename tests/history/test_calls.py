@@ -31,6 +31,18 @@ def test_rounds_are_kept_with_their_message(store: Store) -> None:
     assert store.message(message.id).rounds == (ROUND,)
 
 
+def test_images_of_a_result_are_kept_and_sent_after_its_text(store: Store) -> None:
+    url = "data:image/png;base64,aGk="
+    seen = ToolRound("", "", (replace(called(CallState.DONE, "a plot"), images=(url,)),))
+    assert rounds_of(rounds_text((seen,))) == (seen,)
+    assert "images" not in rounds_text((ROUND,))
+    [_, result] = round_messages(seen)
+    assert result["content"] == [
+        {"type": "text", "text": "a plot"},
+        {"type": "image_url", "image_url": {"url": url}},
+    ]
+
+
 def test_every_call_has_a_result_in_a_request() -> None:
     expected = {
         CallState.DONE: "42",

@@ -17,6 +17,7 @@ TOOLS = {
     "hostile": "Says \x1b[31mred\x1b[0m and \u202egnol.",
     "huge": "Returns a million characters.",
     "image": "Returns a picture.",
+    "reports": "Reports its progress, and tells what the client said of its samples and forms.",
     "fails": "Always fails.",
     "dies": "Ends the server.",
     "never": "Never answers.",
@@ -37,6 +38,8 @@ def main() -> None:
             cancelled.append(str(message["params"]["requestId"]))
         if "id" not in message:
             continue
+        if message.get("params", {}).get("name") == "reports":
+            _report(message["params"])
         reply = _reply(message["method"], message.get("params") or {}, cancelled)
         if reply is not None:
             print(json.dumps({"jsonrpc": "2.0", "id": message["id"], **reply}), flush=True)
@@ -77,6 +80,8 @@ def _called(name: str, arguments: dict[str, Any], cancelled: list[str]) -> dict[
         case "image":
             image = {"type": "image", "data": "aGk=", "mimeType": "image/png"}
             return {"result": {"content": [image]}}
+        case "reports":
+            return _text(" ".join(map(_asked, ("sampling/createMessage", "elicitation/create"))))
         case "fails":
             return {"result": {"content": [{"type": "text", "text": "no luck"}], "isError": True}}
         case "told":
@@ -95,6 +100,30 @@ def _called(name: str, arguments: dict[str, Any], cancelled: list[str]) -> dict[
             sys.exit(3)
         case _:
             return None
+
+
+def _report(params: dict[str, Any]) -> None:
+    """Report progress, and ask the client for a sample of its model and for a form."""
+    token = params["_meta"]["progressToken"]
+    progress = {"progressToken": token, "progress": 1, "total": 2}
+    print(_line({"method": "notifications/progress", "params": progress}), flush=True)
+
+
+def _asked(method: str) -> str:
+    """Ask the client something, and return the sentence with which it refuses."""
+    schema = {"type": "object", "properties": {"a": {"type": "string"}}}
+    params = {
+        "sampling/createMessage": {"messages": [], "maxTokens": 1},
+        "elicitation/create": {"message": "Your name?", "requestedSchema": schema},
+    }[method]
+    print(_line({"id": method, "method": method, "params": params}), flush=True)
+    while (answer := json.loads(sys.stdin.readline())).get("id") != method:
+        pass
+    return str(answer["error"]["message"])
+
+
+def _line(message: dict[str, Any]) -> str:
+    return json.dumps({"jsonrpc": "2.0", **message})
 
 
 def _text(text: str) -> dict[str, Any]:

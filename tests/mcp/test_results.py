@@ -1,24 +1,46 @@
 from types import SimpleNamespace
 
 from mlxserve.mcp import results
-from mlxserve.mcp.results import MAX_RESULT, shortened, text_of
+from mlxserve.mcp.results import MAX_IMAGE, MAX_IMAGES, MAX_RESULT, images_of, shortened, text_of
 
 
 def test_texts_are_joined_and_other_parts_are_named() -> None:
     parts = [
         SimpleNamespace(type="text", text="one"),
         SimpleNamespace(type="image", mime_type="image/png", data="aGk="),
+        SimpleNamespace(type="image", mime_type="image/tiff", data="aGk="),
+        SimpleNamespace(type="image", mime_type="image/png", data="no base 64"),
+        SimpleNamespace(
+            type="resource", resource=SimpleNamespace(blob="aGk=", mime_type="image/jpeg")
+        ),
         SimpleNamespace(type="resource", resource=SimpleNamespace(text="two")),
         SimpleNamespace(type="resource", resource=SimpleNamespace(blob="aGk=")),
         SimpleNamespace(type="resource_link", uri="file:///x"),
     ]
     assert text_of(parts, None).splitlines() == [
         "one",
+        "(image of type image/png)",
+        "(image of type image/tiff, which is not shown to the model)",
         "(image of type image/png, which is not shown to the model)",
+        "(image of type image/jpeg)",
         "two",
         "(resource, which is not shown to the model)",
         "(a link to file:///x)",
     ]
+
+
+def test_images_are_data_urls_bounded_in_number_and_in_size() -> None:
+    def image(data: str, kind: str = "image/png") -> SimpleNamespace:
+        return SimpleNamespace(type="image", mime_type=kind, data=data)
+
+    assert images_of([image("aGk="), image("aGk=", "image/webp"), image("aGk=", "text/html")]) == (
+        "data:image/png;base64,aGk=",
+        "data:image/webp;base64,aGk=",
+    )
+    many = [image("A" * 4 * number) for number in range(1, 9)]
+    assert len(images_of(many)) == MAX_IMAGES
+    assert text_of(many, None).count("is not shown to the model") == 8 - MAX_IMAGES
+    assert images_of([image("A" * MAX_IMAGE)]) == ()
 
 
 def test_a_result_without_parts_is_its_structured_content() -> None:

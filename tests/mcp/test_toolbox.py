@@ -119,7 +119,11 @@ async def test_what_a_tool_returns_is_bounded_and_failures_are_results(file: Pat
         assert len(huge.text) < MAX_RESULT + 100
         fails = await toolbox.call("s__fails", "{}")
         assert (fails.text, fails.is_error) == ("no luck", True)
-        assert "image" in (await toolbox.call("s__image", "{}")).text
+        image = await toolbox.call("s__image", "{}")
+        assert (image.text, image.images) == (
+            "(image of type image/png)",
+            ("data:image/png;base64,aGk=",),
+        )
         for arguments, words in (("{", "not JSON"), ("[1]", "not a JSON object")):
             result = await toolbox.call("s__add", arguments)
             assert result.is_error
@@ -145,6 +149,12 @@ async def test_a_call_ends_at_its_time_limit_or_when_it_is_cancelled_and_the_ser
             assert "did not answer within 0.2 seconds" in told
         assert told != "cancelled: 0"
         assert (await toolbox.call("slow__add", '{"a": 1, "b": 1}')).text == "2"
+
+
+async def test_what_a_server_asks_of_the_client_is_refused_by_a_sentence(file: Path) -> None:
+    async with started(file, {"s": scripted()}) as toolbox:
+        told = await toolbox.call("s__reports", "{}")
+        assert told.text == "Sampling not supported Elicitation not supported"
 
 
 async def test_a_server_that_dies_is_a_sentence_and_starts_again(file: Path) -> None:

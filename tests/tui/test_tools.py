@@ -67,6 +67,26 @@ async def test_a_confirmed_call_is_made_and_its_result_told_to_the_model(
     ]
 
 
+@pytest.mark.parametrize("is_ours", [True, False])
+async def test_an_image_of_a_result_is_sent_to_servers_of_mlxserve(
+    terminal: Open, server: FakeServer, tmp_path: Path, is_ours: bool
+) -> None:
+    write_servers(tmp_path / "config" / "mlxserve" / "mcp.json", {"s": scripted()})
+    server.model_fields = {"owned_by": "mlxserve"} if is_ours else {}
+    server.script(scripts.call("s__image"), reason="tool_calls")
+    server.script(scripts.say("A cat."))
+    async with terminal() as t:
+        await t.ask("What is there?")
+        await choose(t, 1)
+        await t.until_answered("A cat.")
+    content = server.requests[1]["messages"][-1]["content"]
+    if is_ours:
+        image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk="}}
+        assert content == [{"type": "text", "text": "(image of type image/png)"}, image]
+    else:
+        assert "not shown to models of this server" in content
+
+
 async def test_a_tool_that_is_always_allowed_is_asked_about_once(
     t: Terminal, server: FakeServer
 ) -> None:

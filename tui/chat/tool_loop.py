@@ -27,6 +27,8 @@ _COMPLETE = (
     "function_call",
 )  # reasons of `Finish`; a call that was cut off is not made
 
+_UNSEEN = "(Images are not shown to models of this server.)"
+
 Messages = list[dict[str, Any]]
 Ask = Callable[[Messages, Sequence[dict[str, Any]]], AsyncGenerator[Piece, None]]
 
@@ -84,7 +86,7 @@ class ToolLoop:
         """Stream the answer and its calls. Raises ChatError.
 
         continues: the last message is the beginning of the answer
-        has_thinking: the server takes the thinking of rounds before the answer
+        has_thinking: the server takes the thinking of rounds before the answer, and images of results
         """
         await self._toolbox.start()
         messages = list(messages)
@@ -109,7 +111,7 @@ class ToolLoop:
             calls = heard.called(number)
             yield CallsPiece(tuple(calls), is_new=True)
             for at, call in enumerate(calls):
-                async for changed in self._called(call):
+                async for changed in self._called(call, has_images=has_thinking):
                     calls[at] = changed
                     yield CallsPiece(tuple(calls))
             # Its beginning is a part of the round.
@@ -124,7 +126,9 @@ class ToolLoop:
             "or switch tools off with /tools."
         )
 
-    async def _called(self, call: CallRecord) -> AsyncGenerator[CallRecord, None]:
+    async def _called(
+        self, call: CallRecord, *, has_images: bool
+    ) -> AsyncGenerator[CallRecord, None]:
         """Make a call and yield its record whenever it changes."""
         tool = self._toolbox.tool(call.name)
         if tool is not None and tool.permission is not Permission.ALWAYS:
@@ -140,6 +144,7 @@ class ToolLoop:
         yield replace(
             call,
             state=CallState.FAILED if result.is_error else CallState.DONE,
-            result=result.text,
+            result=result.text if has_images or not result.images else f"{result.text}\n{_UNSEEN}",
             seconds=time.monotonic() - started,
+            images=result.images if has_images else (),
         )

@@ -23,7 +23,7 @@ from mlxserve.api.bodies.request_body import RequestBody, StrictModel
 from mlxserve.api.errors import ApiError, invalid_value, json_response
 from mlxserve.api.native.forgetting import DeletedConversations, Forgetting, PromptSettings
 from mlxserve.core.errors import MlxServeError
-from mlxserve.history.calls import CallRecord, CallState, ToolRound
+from mlxserve.history.calls import CallRecord, CallState, ToolRound, round_fields
 from mlxserve.history.chat_file import StoreError
 from mlxserve.history.chat_stores import ChatStores
 from mlxserve.history.export import as_json, as_markdown
@@ -31,6 +31,7 @@ from mlxserve.history.messages import ChatRecord, Role, State, StoredMessage
 from mlxserve.history.picture import KeptImage
 from mlxserve.history.store import SearchHit, Store
 from mlxserve.history.traces import Traces, traces
+from mlxserve.mcp import results
 
 T = TypeVar("T")
 
@@ -102,6 +103,15 @@ class StatsFields(StrictModel):
         return {name: getattr(self, name) for name in type(self).model_fields}
 
 
+ResultImage = Annotated[
+    str,
+    Field(
+        max_length=results.MAX_IMAGE,
+        pattern=r"^data:image/(png|jpeg|webp|gif);base64,[A-Za-z0-9+/]+=*$",
+    ),
+]
+
+
 class CallFields(StrictModel):
     """A call of a tool: `arguments` is JSON as the model wrote it."""
 
@@ -111,6 +121,13 @@ class CallFields(StrictModel):
     state: Literal["asked", "running", "done", "failed", "refused", "stopped"]
     result: Text = ""
     seconds: Seconds | None = None
+    images: Annotated[list[ResultImage], Field(max_length=results.MAX_IMAGES)] = Field(
+        default_factory=list
+    )
+
+    def record(self) -> CallRecord:
+        call = self.model_dump(include=_CALL)
+        return CallRecord(**{**call, "state": CallState(self.state), "images": tuple(self.images)})
 
 
 class RoundFields(StrictModel):
@@ -121,11 +138,7 @@ class RoundFields(StrictModel):
     calls: Annotated[list[CallFields], Field(max_length=MAX_CALLS)]
 
     def record(self) -> ToolRound:
-        calls = tuple(
-            CallRecord(**{**call.model_dump(include=_CALL), "state": CallState(call.state)})
-            for call in self.calls
-        )
-        return ToolRound(self.text, self.thinking, calls)
+        return ToolRound(self.text, self.thinking, tuple(call.record() for call in self.calls))
 
 
 class MessageChange(RequestBody):
@@ -350,4 +363,4 @@ def _cards_of(hits: list[SearchHit]) -> list[dict[str, Any]]:
 
 
 def _sent(message: StoredMessage) -> dict[str, Any]:
-    return asdict(message)
+    return {**asdict(message), "rounds": list(map(round_fields, message.rounds))}

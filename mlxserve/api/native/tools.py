@@ -129,6 +129,7 @@ class ToolRoutes:
             "object": "tool_result",
             "text": result.text,
             "is_error": result.is_error,
+            "images": list(result.images),
             "seconds": time.monotonic() - started,
         }
         return json_response(content)

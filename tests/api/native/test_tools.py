@@ -68,6 +68,7 @@ def test_servers_start_when_asked_answer_and_end_with_this_one(
     assert add["parameters"]["properties"]["a"] == {"type": "integer"}
     result = asked(page, "call", name="s__add", arguments='{"a": 20, "b": 22}')
     assert (result["text"], result["is_error"]) == ("42", False)
+    assert asked(page, "call", name="s__image")["images"] == ["data:image/png;base64,aGk="]
     failed = asked(page, "call", name="s__fails")
     assert (failed["text"], failed["is_error"]) == ("no luck", True)
     pid = json.loads(facts.read_text())["pid"]
@@ -166,11 +167,16 @@ def test_rounds_of_an_answer_are_kept_for_the_terminal(page: httpx.Client) -> No
     messages = f"/api/v1/chats/{chat}/messages"
     answer = page.post(messages, json={"role": "assistant", "state": "writing"}).json()["id"]
     call = {"id": "1", "name": "s__add", "arguments": "{}", "state": "done", "result": "42"}
-    rounds = [{"text": "Look:", "thinking": "", "calls": [{**call, "seconds": 0.5}]}]
+    call["seconds"] = 0.5
+    image = {**call, "images": ["data:image/png;base64,aGk="]}
+    rounds = [{"text": "Look:", "thinking": "", "calls": [call, image]}]
     change = {"text": "It is 42.", "state": "done", "rounds": rounds}
     assert page.patch(f"{messages}/{answer}", json=change).status_code == 200
     [read] = page.get(f"/api/v1/chats/{chat}").json()["messages"]
     assert read["rounds"] == rounds
+    odd = {**call, "images": ["https://example.org/a.png"]}
+    wrong = {**change, "rounds": [{"text": "", "calls": [odd]}]}
+    assert page.patch(f"{messages}/{answer}", json=wrong).status_code == 400
     del change["rounds"]
     page.patch(f"{messages}/{answer}", json=change)
     [read] = page.get(f"/api/v1/chats/{chat}").json()["messages"]

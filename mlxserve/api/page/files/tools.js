@@ -55,7 +55,8 @@ export async function called(call, signal, onChange) {
   try {
     const { name, arguments: written } = call;
     const reply = await (await send("POST", `${TOOLS}/call`, { name, arguments: written || "{}" }, { signal })).json();
-    Object.assign(call, { state: reply.is_error ? "failed" : "done", result: reply.text, seconds: reply.seconds });
+    Object.assign(call, { state: reply.is_error ? "failed" : "done", result: reply.text, seconds: reply.seconds,
+      images: reply.images });
   } catch (error) {
     if (signal.aborted) throw error;
     Object.assign(call, { state: "failed", result: error.message });

@@ -9,8 +9,14 @@ export function roundMessages({ text, thinking, calls }, hasThinking = false) {
     function: { name: call.name, arguments: call.arguments || "{}" } }));
   const said = { role: "assistant", content: text, tool_calls };
   if (hasThinking && thinking) said.reasoning_content = thinking;
-  return [said, ...calls.map(({ id, state, result }) => ({ role: "tool", tool_call_id: id,
-    content: result || UNMADE[state] || "The user stopped this call." }))];
+  return [said, ...calls.map((call) => ({ role: "tool", tool_call_id: call.id, content: resultOf(call) }))];
+}
+
+// With images for models that see.
+function resultOf({ state, result, images = [] }) {
+  const text = result || UNMADE[state] || "The user stopped this call.";
+  const shown = images.map((url) => ({ type: "image_url", image_url: { url } }));
+  return shown.length ? [{ type: "text", text }, ...shown] : text;
 }
 
 export class Chat {
