@@ -173,6 +173,7 @@ class ChatApp(App[None]):
 
     async def _start_tools(self) -> None:
         await self._tools.start()
+        self.window.suggest_more(self._tools.commands)
         self.answering.status.show_header()
 
     @property
@@ -239,7 +240,9 @@ class ChatApp(App[None]):
         self.window.composer.focus()
         self.window.status.begin_cause()
         parsed = parse(event.text)
-        if parsed is not None and parsed[1] and not parsed[0].argument:
+        if self._tools.takes(event.text):
+            await self._draft.fill(event.text, self._tools.offered_text)
+        elif parsed is not None and parsed[1] and not parsed[0].argument:
             self.window.composer.write(event.text)
             self.notify(f"{parsed[0].usage} takes no argument.")
         elif parsed is not None:

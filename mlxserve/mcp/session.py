@@ -7,13 +7,21 @@ entered them; calls are made from other tasks of the same event loop.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from mlxserve.mcp.connection import StderrTail, connected
+from mlxserve.mcp.offers import (
+    ServerPrompt,
+    ServerResource,
+    prompt_text,
+    prompts_of,
+    resource_text,
+    resources_of,
+)
 from mlxserve.mcp.patience import Patience
 from mlxserve.mcp.results import CallResult, images_of, shortened, text_of
 from mlxserve.mcp.servers_file import ServerEntry, ToolsError
@@ -54,6 +62,8 @@ class ToolServer:
         self.state = ServerState.OFF
         self.problem = ""  # why it failed
         self.tools: tuple[ServerTool, ...] = ()
+        self.prompts: tuple[ServerPrompt, ...] = ()
+        self.resources: tuple[ServerResource, ...] = ()
         self._start_seconds = start_seconds
         self._client: Client | None = None
         self._serving: asyncio.Task[None] | None = None
@@ -99,6 +109,28 @@ class ToolServer:
         text = text_of(result.content, result.structured_content)
         return CallResult(text, bool(result.is_error), images_of(result.content))
 
+    async def prompt(self, prompt: ServerPrompt, values: dict[str, str]) -> str:
+        """Return the text of a prompt. Raises ToolsError."""
+        return await self._asked(lambda client: prompt_text(client, prompt, values))
+
+    async def resource(self, resource: ServerResource) -> str:
+        """Return the text of a resource. Raises ToolsError."""
+        return await self._asked(lambda client: resource_text(client, resource))
+
+    async def _asked(self, ask: Callable[[Client], Awaitable[str]]) -> str:
+        if self._client is None:
+            raise ToolsError(f"The server {self._shown} is not running.")
+        try:
+            async with asyncio.timeout(self.entry.call_seconds):
+                return await ask(self._client)
+        except ToolsError:
+            raise
+        except TimeoutError as error:
+            raise ToolsError(f"The server {self._shown} did not answer.") from error
+        except Exception as error:
+            # Whatever the client raises for what a server answers.
+            raise ToolsError(self._explained(error)) from error
+
     async def close(self) -> None:
         """End the connection, and the process with its children."""
         serving, self._serving = self._serving, None
@@ -107,13 +139,15 @@ class ToolServer:
             if not self._started.is_set():
                 serving.cancel()
             await asyncio.wait({serving})
-        self.state, self.tools = ServerState.OFF, ()
+        self._forget(ServerState.OFF)
 
     async def _serve(self) -> None:
         async with AsyncExitStack() as stack:
             async with asyncio.timeout(self._start_seconds):
                 client = await stack.enter_async_context(connected(self.entry, self._stderr))
                 self.tools = await _all_tools(client)
+                self.prompts = await prompts_of(client, self.entry.name)
+                self.resources = await resources_of(client, self.entry.name)
             self._client, self.state = client, ServerState.READY
             self._started.set()
             try:
@@ -127,7 +161,11 @@ class ToolServer:
         self._started.set()
 
     def _failed(self, problem: str) -> None:
-        self.state, self.problem, self.tools = ServerState.FAILED, problem, ()
+        self.problem = problem
+        self._forget(ServerState.FAILED)
+
+    def _forget(self, state: ServerState) -> None:
+        self.state, self.tools, self.prompts, self.resources = state, (), (), ()
 
     def _why_not_started(self, error: BaseException) -> str:
         if isinstance(error, ToolsError):

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from mlxserve.mcp.escapes import without_halves
+from mlxserve.mcp.offers import ServerPrompt, ServerResource
 from mlxserve.mcp.results import CallResult
 from mlxserve.mcp.servers_file import ServerEntry, ToolsError, read_servers
 from mlxserve.mcp.session import ServerState, ServerTool, ToolServer
@@ -230,6 +231,29 @@ class Toolbox:
         if not isinstance(values, dict):
             return CallResult("The arguments are not a JSON object.", is_error=True)
         return await self._thread.run(self._server(tool.server).call(tool.tool, values))
+
+    # Prompts and resources
+
+    @property
+    def prompts(self) -> list[ServerPrompt]:
+        return [prompt for server in self._servers for prompt in server.prompts]
+
+    @property
+    def resources(self) -> list[ServerResource]:
+        return [resource for server in self._servers for resource in server.resources]
+
+    async def prompt(self, prompt: ServerPrompt, typed: str) -> str:
+        """Return the text of a prompt with the typed arguments. Raises ToolsError."""
+        values = prompt.values(without_halves(typed))
+        return await self._run(self._server(prompt.server).prompt(prompt, values))
+
+    async def resource(self, resource: ServerResource) -> str:
+        """Return the text of a resource. Raises ToolsError."""
+        return await self._run(self._server(resource.server).resource(resource))
+
+    async def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        assert self._thread is not None, "what no server offers is asked for"
+        return await self._thread.run(work)
 
     def _server(self, name: str) -> ToolServer:
         for server in self._servers:

@@ -49,7 +49,7 @@ def _reply(method: str, params: dict[str, Any], cancelled: list[str]) -> dict[st
     match method:
         case "initialize":
             info = {"name": "scripted", "version": "1"}
-            capabilities: dict[str, Any] = {"tools": {}}
+            capabilities: dict[str, Any] = {"tools": {}, "prompts": {}, "resources": {}}
             return {
                 "result": {
                     "protocolVersion": params["protocolVersion"],
@@ -63,6 +63,22 @@ def _reply(method: str, params: dict[str, Any], cancelled: list[str]) -> dict[st
                 for name, words in TOOLS.items()
             ]
             return {"result": {"tools": tools}}
+        case "prompts/list":
+            arguments = [{"name": "who", "required": True}, {"name": "how"}]
+            greet = {"name": "greet", "description": "Greets \x1b[1m.", "arguments": arguments}
+            return {"result": {"prompts": [greet, {"name": "dies"}]}}
+        case "prompts/get":
+            return _prompted(params)
+        case "resources/list":
+            named = [{"uri": uri, "name": "notes"} for uri in ("note:///a", "note:///picture")]
+            return {"result": {"resources": named}}
+        case "resources/read":
+            text = (
+                {"text": "# A\n```\nhalf \ud83d\n```"}
+                if params["uri"] == "note:///a"
+                else {"blob": "aGk="}
+            )
+            return {"result": {"contents": [{"uri": params["uri"], **text}]}}
         case "tools/call":
             return _called(params["name"], params.get("arguments") or {}, cancelled)
         case _:
@@ -100,6 +116,14 @@ def _called(name: str, arguments: dict[str, Any], cancelled: list[str]) -> dict[
             sys.exit(3)
         case _:
             return None
+
+
+def _prompted(params: dict[str, Any]) -> dict[str, Any]:
+    if params["name"] == "dies":
+        return {"error": {"code": -32602, "message": "there is none"}}
+    text = "Greet {who} {how}.".format(**{"how": "well", **params["arguments"]})
+    content = {"type": "text", "text": text}
+    return {"result": {"messages": [{"role": "user", "content": content}]}}
 
 
 def _report(params: dict[str, Any]) -> None:

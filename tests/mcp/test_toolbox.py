@@ -15,6 +15,7 @@ import uvicorn
 
 from mlxserve.mcp import connection
 from mlxserve.mcp.results import MAX_RESULT
+from mlxserve.mcp.servers_file import ToolsError
 from mlxserve.mcp.session import ServerState
 from mlxserve.mcp.toolbox import Permission, Toolbox, unique_name
 from tests.mcp.kept_settings import KeptSettings, python, scripted, write_servers
@@ -149,6 +150,31 @@ async def test_a_call_ends_at_its_time_limit_or_when_it_is_cancelled_and_the_ser
             assert "did not answer within 0.2 seconds" in told
         assert told != "cancelled: 0"
         assert (await toolbox.call("slow__add", '{"a": 1, "b": 1}')).text == "2"
+
+
+async def test_prompts_and_resources_of_a_server_are_texts(file: Path) -> None:
+    async with started(file, {"s": scripted()}) as toolbox:
+        greet, dies = toolbox.prompts
+        assert (greet.command, greet.usage, dies.usage) == ("s:greet", "who [how]", "")
+        for typed, text in [
+            ("Ada", "Greet Ada well."),
+            ("'Ada L' very  warmly", "Greet Ada L very warmly."),
+            ("it's fine", "Greet it's fine."),
+        ]:
+            assert await toolbox.prompt(greet, typed) == text
+        with pytest.raises(ToolsError, match="/s:greet needs who: who"):
+            await toolbox.prompt(greet, "")
+        with pytest.raises(ToolsError, match="there is none"):
+            await toolbox.prompt(dies, "")
+        notes, picture = toolbox.resources
+        assert notes.address == "s:note:///a"
+        assert await toolbox.resource(notes) == "# A\n```\nhalf \ufffd\n```"
+        with pytest.raises(ToolsError, match="has no text"):
+            await toolbox.resource(picture)
+        await toolbox.switch("s", is_on=False)
+        assert (toolbox.prompts, toolbox.resources) == ([], [])
+        with pytest.raises(ToolsError, match="not running"):
+            await toolbox.resource(notes)
 
 
 async def test_what_a_server_asks_of_the_client_is_refused_by_a_sentence(file: Path) -> None:

@@ -87,6 +87,28 @@ async def test_an_image_of_a_result_is_sent_to_servers_of_mlxserve(
         assert "not shown to models of this server" in content
 
 
+async def test_a_prompt_and_a_resource_of_a_server_are_put_into_the_input(
+    t: Terminal, server: FakeServer
+) -> None:
+    await t.until(lambda: "tools" in t.screen)
+    await t.type("/s:g")
+    await t.until_shown("/s:greet who [how]")
+    await t.type("reet")
+    await t.press("escape")
+    await t.type(" Ada")
+    await t.press("enter")
+    await t.until(lambda: t.composer.text == "Greet Ada well.")
+    assert server.requests == []
+    t.composer.write("")
+    await t.type("/attach s:note:///a")
+    await t.press("enter")
+    await t.until(lambda: t.composer.text.startswith("note:///a:\n````\n# A"))
+    t.composer.write("/attach s:note:///picture")
+    await t.press("enter")
+    await t.until_shown("has no text")
+    assert t.composer.text == "/attach s:note:///picture"
+
+
 async def test_a_tool_that_is_always_allowed_is_asked_about_once(
     t: Terminal, server: FakeServer
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from mlxserve.history.attachment import AttachmentRefused, as_markdown
 from mlxserve.history.chat_file import StoreError
 from mlxserve.history.messages import NewQuestion
 from mlxserve.history.picture import is_picture
+from mlxserve.mcp.servers_file import ToolsError
 from mlxserve.system.terminal_text import one_line
 from tui.actions.editor import EditorFailed, edit_in_editor
 from tui.actions.server_link import ServerLink
@@ -71,6 +73,13 @@ class Draft:
         else:
             self._window.composer.write(f"{block}\n")
 
+    async def fill(self, line: str, text_of: Callable[[str], Awaitable[str]]) -> None:
+        """Replace a line by the text that a server of tools offers for it, for the user to read."""
+        try:
+            self.begin(await text_of(line))
+        except ToolsError as error:
+            self._put_back(line, error)
+
     def with_files(self, text: str) -> NewQuestion | None:
         """Return the text with the files it mentions.
 
@@ -115,6 +124,6 @@ class Draft:
         else:
             self._window.composer.write(text)
 
-    def _put_back(self, text: str, error: AttachmentRefused) -> None:
+    def _put_back(self, text: str, error: AttachmentRefused | ToolsError) -> None:
         self._window.composer.write(text)
         self._app.notify(str(error), severity="error")

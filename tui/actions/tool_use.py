@@ -10,12 +10,15 @@ from typing import Any
 
 from textual.app import App
 
+from mlxserve.history.attachment import fence_around
 from mlxserve.history.calls import CallsPiece
 from mlxserve.history.chat_file import StoreError
+from mlxserve.mcp.offers import ServerPrompt, ServerResource
 from mlxserve.mcp.session import ServerState
 from mlxserve.mcp.toolbox import Tool, Toolbox
 from mlxserve.system.terminal_text import one_line
 from tui.chat.tool_loop import Decision, Messages, ToolLoop
+from tui.commands import Command
 from tui.talk.connection import ServerConnection
 from tui.talk.errors import ToolsRefused
 from tui.talk.pieces import Piece
@@ -43,6 +46,40 @@ class ToolUse:
         words = self._toolbox.problem or " ".join(card.problem for card in failed)
         if words:
             self._app.notify(words, title="Tools", severity="warning")
+
+    def takes(self, line: str) -> bool:
+        """True if a line is a prompt of a server, or attaches one of its resources."""
+        return self._named(line) is not None
+
+    async def offered_text(self, line: str) -> str:
+        """Return the text of the prompt or of the resource in a line. Raises ToolsError."""
+        named = self._named(line)
+        if isinstance(named, ServerPrompt):
+            return await self._toolbox.prompt(named, line.partition(" ")[2])
+        assert named is not None
+        text = await self._toolbox.resource(named)
+        fence = fence_around(text)
+        return f"{one_line(named.uri, 200)}:\n{fence}\n{text.rstrip()}\n{fence}\n"
+
+    def _named(self, line: str) -> ServerPrompt | ServerResource | None:
+        command, _, words = line.partition(" ")
+        if command == "/attach":
+            known = self._toolbox.resources
+            return next((each for each in known if each.address == words.strip()), None)
+        return next((each for each in self._toolbox.prompts if f"/{each.command}" == command), None)
+
+    @property
+    def commands(self) -> list[Command]:
+        """The prompts of the servers, as commands, and the resources to attach."""
+        prompts = [
+            Command(one_line(each.command), one_line(each.description, 200), (), each.usage)
+            for each in self._toolbox.prompts
+        ]
+        resources = (one_line(each.address) for each in self._toolbox.resources)
+        return [
+            *prompts,
+            *(Command(f"attach {each}", "Attach this resource") for each in resources),
+        ]
 
     def show(self) -> None:
         self._app.push_screen(ToolsDialog(self._toolbox))

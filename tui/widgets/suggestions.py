@@ -9,7 +9,7 @@ from textual.widgets import OptionList
 from textual.widgets.option_list import Option
 
 from mlxserve.system.terminal_text import one_line
-from tui.commands import Command, matching
+from tui.commands import COMMANDS, Command, matching
 
 
 class Suggestions(OptionList, can_focus=False):
@@ -18,6 +18,7 @@ class Suggestions(OptionList, can_focus=False):
     def __init__(self) -> None:
         super().__init__(id="suggestions", compact=True)
         self._rows: Sequence[Command | str] = ()
+        self.more: Sequence[Command] = ()  # of tools' servers, after those of the table
 
     def suggest_paths(self, paths: Sequence[str]) -> bool:
         """Suggest these files and folders; False if there are none."""
@@ -26,7 +27,7 @@ class Suggestions(OptionList, can_focus=False):
     def suggest_commands(self, typed: str) -> bool:
         """Suggest matching commands; False, and hidden, if there are none."""
         is_name = typed.startswith("/") and " " not in typed and "\n" not in typed
-        commands = matching(typed[1:]) if is_name else []
+        commands = matching(typed[1:], (*COMMANDS, *self.more)) if is_name else []
         return self._show(commands, [_line(command) for command in commands])
 
     def _show(self, rows: Sequence[Command | str], lines: Sequence[Content]) -> bool:

@@ -184,6 +184,10 @@ class ChatWindow(Vertical):
 
     # Suggestions
 
+    def suggest_more(self, commands: Sequence[Command]) -> None:
+        """Suggest these commands, of tools' servers, as well."""
+        self.query_one(Suggestions).more = commands
+
     @on(TextArea.Changed, "#composer")
     def _typed(self, event: TextArea.Changed) -> None:
         suggestions, path = self.query_one(Suggestions), typed_path(self.composer.before_cursor)
