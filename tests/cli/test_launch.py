@@ -132,6 +132,14 @@ def test_the_effort_is_chosen_from_those_that_the_server_lists(
         assert ("--effort xhigh" in launch("claude", "--dry-run")[1]) is flag
 
 
+def test_opencode_sends_images_to_a_model_that_the_server_lists_as_seeing(
+    launch: Run, server: RecordingServer
+) -> None:
+    for capabilities, sees in [(["completion", "vision"], True), (["completion"], False)]:
+        server.answer({"data": [{**CARD, "capabilities": capabilities}]})
+        assert ('"input": ["text", "image"]' in launch("opencode", "--dry-run")[1]) is sees
+
+
 @pytest.mark.parametrize("agent", list(AGENTS))
 def test_a_dry_run_shows_a_script_and_writes_nothing(launch: Run, home: Path, agent: str) -> None:
     code, out, err = launch(agent, "--dry-run", "--model", "default", "--", "-p", "a question")

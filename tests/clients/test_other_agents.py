@@ -3,8 +3,8 @@
 Cline and qwen-code come from npm, aider from PyPI, in an environment of its own:
 
     npm install --prefix clients cline @qwen-code/qwen-code
-    uv venv clients/aider && uv pip install --python clients/aider/bin/python aider-chat
-    PATH=$PWD/clients/node_modules/.bin:$PWD/clients/aider/bin:$PATH uv run pytest -m clients
+    uv tool install aider-chat
+    PATH=$PWD/clients/node_modules/.bin:$PATH uv run pytest -m clients
 """
 
 from __future__ import annotations

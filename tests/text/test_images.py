@@ -78,19 +78,24 @@ _CALLS = "{% for c in m.tool_calls or [] %}{{ c.function.arguments | tojson }}{%
 
 
 @pytest.mark.parametrize(
-    ("content", "result_images"),
+    ("content", "images", "result_images"),
     [
-        (_USER, True),
-        ("{{ m.content }}", True),  # a template that shows no images
-        ("{% if m.role == 'tool' %}{{ m.content }}{% else %}" + _USER + "{% endif %}", False),
-        ("{% if m.role == 'tool' %}{{ '' + m.content }}{% else %}" + _USER + "{% endif %}", False),
+        (_USER, True, True),
+        ("{{ m.content }}", False, True),  # it shows no images, but a part as Python writes it
+        ("{{ '' + m.content }}", False, True),
+        ("{% if m.role == 'tool' %}{{ m.content }}{% else %}" + _USER + "{% endif %}", True, False),
+        (
+            "{% if m.role == 'tool' %}{{ '' + m.content }}{% else %}" + _USER + "{% endif %}",
+            True,
+            False,
+        ),
     ],
 )
-def test_whether_a_template_shows_images_of_results_is_found(
-    content: str, result_images: bool
+def test_whether_a_template_shows_images_of_users_and_results_is_found(
+    content: str, *, images: bool, result_images: bool
 ) -> None:
-    template = f"{_TURN}{content}{_CALLS}{{% endfor %}}"
-    assert find_abilities(renderer(template), {}).result_images is result_images
+    abilities = find_abilities(renderer(f"{_TURN}{content}{_CALLS}{{% endfor %}}"), {})
+    assert (abilities.images, abilities.result_images) == (images, result_images)
 
 
 def test_images_of_results_follow_them_where_the_template_has_no_place_in_results() -> None:
