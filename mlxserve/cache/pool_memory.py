@@ -34,13 +34,15 @@ def max_page_counts(
 ) -> tuple[int, int]:
     """Return the maximum (pages, window pages) in `nbytes`.
 
-    Each leaves memory for one request's pages of the other kind. Either number may be too small to serve
-    anything.
+    Each leaves memory for one request's pages of the other kind. Where there is a page beside one window, there
+    are the pages of that window. Either number may be too small to serve anything.
     """
-    num_pages = pages_in(nbytes - window.num_held * window_page_bytes, page_bytes)
+    num_pages = max(0, pages_in(nbytes - window.num_held * window_page_bytes, page_bytes))
     left = nbytes - window.num_held * page_bytes
     most = max_useful_pages(window, num_seqs, step_tokens)
-    return max(0, num_pages), min(most, pages_in(max(0, left), window_page_bytes))
+    num_window_pages = min(most, pages_in(max(0, left), window_page_bytes))
+    # A context of fewer pages than a window leaves less than as many full pages take.
+    return num_pages, max(num_window_pages, window.num_held if num_pages else 0)
 
 
 def max_states(nbytes: int, state_bytes: int, page_bytes: int) -> int:

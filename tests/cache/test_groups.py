@@ -155,6 +155,22 @@ def test_shared_memory_holds_either_a_long_context_or_many_windows(
         assert (num_pages * 32, round(window.num_windows(num_window_pages), 1)) == expected
 
 
+@pytest.mark.parametrize(("page_bytes", "window_page_bytes"), [(7, 1), (7, 5), (5, 5), (1, 7)])
+def test_memory_for_one_window_and_little_else_has_the_pages_of_that_window(
+    page_bytes: int, window_page_bytes: int
+) -> None:
+    """Wherever a page of the other layers fits beside it, however large that is."""
+    window = Window(256, 32)
+    own = window.num_held * window_page_bytes
+    for nbytes in range(own - 3, own + 12 * page_bytes):
+        num_pages, num_window_pages = max_page_counts(
+            nbytes, page_bytes, window_page_bytes, window, num_seqs=4, **STEP
+        )
+        assert num_pages == max(0, nbytes - own) // page_bytes
+        assert num_window_pages >= window.num_held or not num_pages
+        assert num_window_pages * window_page_bytes <= max(0, nbytes)
+
+
 def test_a_shorter_context_leaves_more_for_windows() -> None:
     lengths = (131_072, 32_768, 8192)
     found = [divided("Gemma 3 27B", 8 * GB, 32, longest=longest) for longest in lengths]
