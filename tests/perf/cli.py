@@ -444,6 +444,19 @@ def memory_turns(
     _finish(bench_memory_turns(size or [1.2, 4.0, 8.0]), json)
 
 
+@app.command(name="disk-turns")
+def disk_turns(
+    size: Annotated[
+        list[float] | None, typer.Option(min=0.6, help="GiB of the cache; may be repeated.")
+    ] = None,
+    json: JsonOption = None,
+) -> None:
+    """Tokens that a long chat computes beside side requests, and bytes that it reads from disk for a turn."""
+    from tests.perf.disk_turns import bench_disk_turns
+
+    _finish(bench_disk_turns(size or [1.2, 4.0]), json)
+
+
 @app.command()
 def screen(
     runs: Annotated[int, typer.Option(min=1, help="Runs of each measurement.")] = 3,

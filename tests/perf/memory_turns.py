@@ -26,6 +26,7 @@ from mlxserve.cache.pool_memory import PoolMemory, max_page_counts, max_states
 from mlxserve.core.config import SchedulerConfig
 from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.request import STATE_SLOTS, Request, RequestState, Sampled
+from mlxserve.scheduler.disk_pages import Disk
 from mlxserve.scheduler.scheduler import Scheduler
 
 PAGE_SIZE = 32
@@ -52,14 +53,14 @@ class Memory:
     nbytes: int
     kind: str = "dense"
 
-    def scheduler(self) -> Scheduler:
+    def scheduler(self, disk: Disk | None = None) -> Scheduler:
         """As the engine is built for so many bytes."""
         options = SchedulerConfig(max_num_seqs=64)
         if self.kind == "states":
-            return self._with_states()
+            return self._with_states(disk)
         if self.kind == "dense":
             pool = PagePool(self.nbytes // (PAGE_SIZE * TOKEN_BYTES), PAGE_SIZE)
-            return Scheduler(_config(pool), pool)
+            return Scheduler(_config(pool), pool, disk)
         page_bytes = {
             FullPages.name: PAGE_SIZE * TOKEN_BYTES,
             WindowPages.name: PAGE_SIZE * WINDOW_TOKEN_BYTES,
@@ -75,15 +76,15 @@ class Memory:
         pool = PagePool(num_pages, PAGE_SIZE, num_open=_NUM_OPEN)
         windows = PagePool(num_window_pages, PAGE_SIZE, num_open=_NUM_OPEN)
         ends, memory = [WindowPages(windows, WINDOW)], PoolMemory(self.nbytes, page_bytes)
-        return Scheduler(_config(pool), pool, ends=ends, memory=memory)
+        return Scheduler(_config(pool), pool, disk, ends=ends, memory=memory)
 
-    def _with_states(self) -> Scheduler:
+    def _with_states(self, disk: Disk | None) -> Scheduler:
         page_bytes = {FullPages.name: PAGE_SIZE * HYBRID_TOKEN_BYTES, StateSlots.name: STATE_BYTES}
         num_slots = max_states(self.nbytes, STATE_BYTES, page_bytes[FullPages.name])
         left = self.nbytes - STATE_SLOTS * STATE_BYTES
         pool = PagePool(left // page_bytes[FullPages.name], PAGE_SIZE, num_open=_NUM_OPEN)
         ends, memory = [StateSlots(num_slots, pool)], PoolMemory(self.nbytes, page_bytes)
-        return Scheduler(_config(pool), pool, ends=ends, memory=memory)
+        return Scheduler(_config(pool), pool, disk, ends=ends, memory=memory)
 
     @property
     def _token_bytes(self) -> int:
@@ -134,8 +135,8 @@ class Chat:
 class Driver:
     """Runs requests on a scheduler, and counts the tokens that it computes."""
 
-    def __init__(self, memory: Memory) -> None:
-        self.scheduler = memory.scheduler()
+    def __init__(self, memory: Memory, disk: Disk | None = None) -> None:
+        self.scheduler = memory.scheduler(disk)
         self.num_computed = 0
         self._num_requests = 0
 
