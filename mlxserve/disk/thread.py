@@ -204,7 +204,6 @@ class DiskThread:
         if isinstance(message, DiskLoad):
             self._loads.append(message)
         elif isinstance(message, Record):
-            self._deletes.pop(message.name, None)  # its file is replaced
             self._saves[message.name] = message
         elif isinstance(message, Touch):
             self._touches |= message.used
@@ -227,6 +226,7 @@ class DiskThread:
         if self._loads:
             return partial(self._read, self._loads[0])
         if self._deletes:
+            # Before all writes: a record of a deleted one's name was saved later.
             return self._delete_some
         if self._listing is not None:
             return partial(self._list, self._listing)

@@ -1004,6 +1004,26 @@ def test_a_record_that_waits_to_be_written_is_deleted_as_well(make: Make, tmp_pa
     assert there(tier) == {1}
 
 
+def test_a_record_that_is_saved_again_before_it_was_deleted_stays(
+    make: Make, tmp_path: Path
+) -> None:
+    """A conversation that was forgotten, and is asked again while the disk is busy."""
+    files = Gated(tmp_path)
+    tier = make(files=files)
+    tier.save(records(0, 1))
+    assert tier.flush(LONG)
+    files.entered.clear()
+    files.gate.clear()
+    tier.save(records(2))
+    assert files.entered.wait(LONG)
+    assert tier.delete([name(0), name(1)]) == 2
+    tier.save(records(0))
+    files.gate.set()
+    assert tier.flush(LONG)
+    assert {file.stem for file in tmp_path.rglob("*.page")} == {name(0).hex(), name(2).hex()}
+    assert read(tier, 0) == [payload(0)]
+
+
 def test_a_record_of_before_is_deleted_though_it_was_not_listed_yet(
     make: Make, tmp_path: Path
 ) -> None:

@@ -505,6 +505,20 @@ def test_a_request_does_not_wait_for_pages_that_do_not_come(
     assert again.num_cached == 192
 
 
+def test_while_the_disk_is_read_each_step_is_read_before_the_next_plan(tier: DiskTier) -> None:
+    """On Metal the pages are written in place: no unread step may use the pool."""
+    on_disk(tier)
+    world = World(tier, num_pages=32)
+    request = world.add("a1", 200, 1)
+    assert not world.transfers.plan_writes()
+    world.step()
+    assert request.loading is not None
+    assert world.transfers.plan_writes()
+    world.drain()
+    assert request.num_cached == 192
+    assert not world.transfers.plan_writes()
+
+
 def test_a_request_that_was_aborted_leaves_its_pages_alone(tier: DiskTier) -> None:
     on_disk(tier)
     world = World(tier, num_pages=32)

@@ -73,6 +73,20 @@ FOUND: dict[str, Bug] = {
         "pass",
         test_tier.test_a_record_that_waits_to_be_written_is_deleted_as_well,
     ),
+    "delete what was saved again": Bug(
+        DiskThread,
+        "_next",
+        "if self._deletes:",
+        "if self._deletes and not self._saves:",
+        test_tier.test_a_record_that_is_saved_again_before_it_was_deleted_stays,
+    ),
+    "write pages into a pool that an unread step uses": Bug(
+        Transfers,
+        "plan_writes",
+        "bool(self._endangered) or self.is_reading",
+        "bool(self._endangered)",
+        test_transfers.test_while_the_disk_is_read_each_step_is_read_before_the_next_plan,
+    ),
     "write a forgotten page again": Bug(
         DiskCache,
         "delete",

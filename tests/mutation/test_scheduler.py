@@ -46,7 +46,7 @@ from mlxserve.scheduler.roster import Roster
 from mlxserve.scheduler.scheduler import Scheduler
 from mlxserve.scheduler.urgency import Urgency
 from mlxserve.scheduler.waiting import WaitingQueue
-from tests.cache import test_ends, test_pages, test_state_ends
+from tests.cache import test_ends, test_groups, test_pages, test_state_ends
 from tests.engine import test_engine
 from tests.mutation.bug import Bug
 from tests.scheduler import (
@@ -588,6 +588,29 @@ FOUND_BY_CLAIM: dict[str, Bug] = {
         "reach = num_usable(self._ends, hashes, reach, self._is_available)",
         "pass",
         test_windows.test_a_prompt_is_read_up_to_the_last_window_on_disk,
+    ),
+    "read a window without room for it": Bug(
+        WindowRoom,
+        "can_read",
+        ">= self._num_held",
+        ">= 0",
+        test_windows.test_nothing_is_read_without_room_for_its_window,
+    ),
+    "expect no follower after a window": Bug(
+        WindowPages,
+        "expect",
+        "self._expected.setdefault(request, set()).add(num_pages)",
+        "pass",
+        test_windows.test_a_follower_continues_after_the_window_where_its_prompt_leaves_the_leaders,
+        {"length": 36},
+    ),
+    "leave less than the pages of one window": Bug(
+        test_groups,
+        "max_page_counts",
+        "window.num_held if num_pages else 0",
+        "0",
+        test_groups.test_memory_for_one_window_and_little_else_has_the_pages_of_that_window,
+        {"page_bytes": 7, "window_page_bytes": 1},
     ),
     "write no window at the end of a prompt": Bug(
         WindowPages,

@@ -41,6 +41,7 @@ def read_something(engine: object) -> None:
     while not engine.loads:
         while engine.unread:
             engine.read()
+        assert engine.scheduler.has_work, "all is computed"
         engine.launch()
 
 
@@ -634,6 +635,7 @@ def test_an_end_that_several_prompts_continue_is_read_once(
     [load] = engine.loads
     assert follower in engine.scheduler.roster.followers
     engine.finish_load(load)
+    assert follower not in engine.scheduler.roster.followers, "it waits for what was read alone"
     engine.drain()
     assert not engine.loads
     assert follower.num_cached == 40

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from itertools import product
 from typing import Any
 
+import pytest
+
 from mlxserve.cache.groups import Window
 from mlxserve.cache.kinds.kind import find
 from mlxserve.cache.kinds.window_pages import WindowPages
@@ -256,6 +258,35 @@ def test_a_preempted_request_is_read_with_its_window(make_engine: MakeEngine) ->
     assert stats.num_preemptions > 0
     assert stats.swapped_tokens > 0
     assert stats.restored_tokens > 0
+
+
+def test_nothing_is_read_without_room_for_its_window(make_engine: MakeEngine) -> None:
+    """A prompt shares its beginning with an answer, which holds the window there, and goes on on disk."""
+    engine = make_engine(window=17, num_window_pages=8)
+    prompt = numbered(1, 81)
+    on_disk(engine, prompt)
+    answer = engine.add([*prompt[:24], 7], max_tokens=30)
+    while not answer.num_outputs:
+        engine.step()
+    assert windows_of(engine).pool.num_free < Window(17, PAGE).num_seen
+    request = engine.add([*prompt, 1, 2], max_tokens=1)
+    engine.step()
+    assert request.num_cached == 24
+    assert not engine.loads
+    engine.drain()
+
+
+@pytest.mark.parametrize("length", [20, 36])
+def test_a_follower_continues_after_the_window_where_its_prompt_leaves_the_leaders(
+    make_engine: MakeEngine, length: int
+) -> None:
+    engine = make_engine(
+        window=WINDOW, num_window_pages=22, num_pages=99, max_num_batched_tokens=64
+    )
+    engine.add(numbered(1, 120))
+    follower = engine.add([*numbered(1, length), 500], 1)
+    engine.drain()
+    assert follower.num_cached == length
 
 
 def test_a_window_is_written_before_it_is_given_up(make_engine: MakeEngine) -> None:
