@@ -14,11 +14,11 @@ from pydantic import BeforeValidator, Field, PlainValidator, model_validator
 from mlxserve.api.bodies.fields import MAX_NAME_LENGTH, stop_strings
 from mlxserve.api.bodies.generation import MaxTokens, SamplingFields
 from mlxserve.api.bodies.messages import MAX_MESSAGES
-from mlxserve.api.bodies.prompt_source import PromptSource
+from mlxserve.api.bodies.prompt_source import ConversationBody
 from mlxserve.api.bodies.request_body import KindedModel, NotYet, StrictModel
 from mlxserve.api.bodies.spellings import anthropic_tool
 from mlxserve.api.bodies.structured import OutputFormat
-from mlxserve.api.bodies.thinking import Effort, ThinkingFields, ThinkingOptions, thinking_options
+from mlxserve.api.bodies.thinking import Effort, ThinkingOptions, thinking_options
 from mlxserve.api.bodies.tools import Name, ToolChoiceField, definition_of, turn_of
 from mlxserve.api.model_names import ModelNames
 from mlxserve.core.sampling_params import SamplingParams
@@ -213,7 +213,7 @@ class OutputConfig(StrictModel):
     format: OutputFormat = None
 
 
-class CountTokensRequest(ThinkingFields):
+class CountTokensRequest(ConversationBody):
     """The body of `POST /v1/messages/count_tokens`: the fields that become part of the prompt."""
 
     NOT_YET: ClassVar[NotYet] = {
@@ -244,15 +244,9 @@ class CountTokensRequest(ThinkingFields):
     def prompt_field(self) -> str:
         return "messages"
 
-    def prompt_source(self) -> PromptSource:
-        """The source from which the messages become a prompt."""
-        return PromptSource(
-            read=self.conversation,
-            num_messages=len(self.messages),
-            template_kwargs=self.template_kwargs,
-            tools=self.definitions,
-            continues=self.continues,
-        )
+    @property
+    def num_messages(self) -> int:
+        return len(self.messages)
 
     @property
     def continues(self) -> bool:

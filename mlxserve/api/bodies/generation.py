@@ -16,9 +16,9 @@ from mlxserve.api.bodies.fields import (
     stop_strings,
     token_biases,
 )
+from mlxserve.api.bodies.prompt_source import ConversationBody
 from mlxserve.api.bodies.request_body import RequestBody, StrictModel
 from mlxserve.api.bodies.structured import StructuredOutputs
-from mlxserve.api.bodies.thinking import ThinkingFields
 from mlxserve.api.bodies.tools import ToolChoiceField, turn_of
 from mlxserve.api.errors import invalid_value
 from mlxserve.core.errors import InvalidParameter
@@ -142,16 +142,11 @@ class GenerationFields(SamplingFields):
         raise NotImplementedError
 
 
-class ToolGenerationFields(GenerationFields, ThinkingFields):
+class ToolGenerationFields(GenerationFields, ConversationBody):
     """The fields of both endpoints of OpenAI's API whose answers may think and call tools."""
 
     tool_choice: ToolChoiceField = None
     parallel_tool_calls: bool | None = None
-
-    @property
-    def definitions(self) -> list[dict[str, Any]]:
-        """The tools in the format of chat templates. Raises ApiError 400."""
-        raise NotImplementedError
 
     def turn(self) -> AssistantTurn:
         """The allowed contents of the answer. Raises ApiError 400."""

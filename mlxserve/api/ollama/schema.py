@@ -12,10 +12,9 @@ from mlxserve.api.bodies.fields import MAX_DIMENSIONS, Prompt, prompts, stop_str
 from mlxserve.api.bodies.generation import NO_LIMIT, SamplingFields, TopK
 from mlxserve.api.bodies.keep_alive import KeepAlive
 from mlxserve.api.bodies.messages import MAX_MESSAGES, ChatMessage, conversation_of
-from mlxserve.api.bodies.prompt_source import PromptSource
+from mlxserve.api.bodies.prompt_source import ConversationBody
 from mlxserve.api.bodies.request_body import NotYet, RequestBody
 from mlxserve.api.bodies.structured import FORMAT_TYPES, format_of
-from mlxserve.api.bodies.thinking import ThinkingFields
 from mlxserve.api.bodies.tools import Tools, definitions_of, left_out, turn_of
 from mlxserve.api.errors import ApiError
 from mlxserve.api.model_names import ModelNames
@@ -155,7 +154,7 @@ class OllamaMessage(ChatMessage):
         )
 
 
-class OllamaGeneration(OllamaRequest, ThinkingFields):
+class OllamaGeneration(OllamaRequest, ConversationBody):
     """The fields that `/api/chat` and `/api/generate` share."""
 
     NOT_YET: ClassVar[NotYet] = {"template": ()}
@@ -201,15 +200,9 @@ class OllamaChatRequest(OllamaGeneration):
     def prompt_field(self) -> str:
         return "messages"
 
-    def prompt_source(self) -> PromptSource:
-        """The source from which the messages become a prompt."""
-        return PromptSource(
-            read=self.conversation,
-            num_messages=len(self.messages),
-            template_kwargs=self.template_kwargs,
-            tools=self.definitions,
-            continues=self.continues,
-        )
+    @property
+    def num_messages(self) -> int:
+        return len(self.messages)
 
     @property
     def continues(self) -> bool:
@@ -238,14 +231,9 @@ class OllamaGenerateRequest(OllamaGeneration):
             raise ValueError("raw: raw mode does not support template, system, or context")
         return self
 
-    def prompt_source(self) -> PromptSource:
-        """The source from which the system prompt and the prompt become one of the template."""
-        return PromptSource(
-            read=self.conversation,
-            num_messages=2,
-            template_kwargs=self.template_kwargs,
-            tools=self.definitions,
-        )
+    @property
+    def num_messages(self) -> int:
+        return 2
 
     def conversation(self, sees: bool = False) -> Conversation:
         """Read both as a conversation. Raises InvalidParameter for images that the model cannot see."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import PlainValidator, model_validator
@@ -10,12 +10,12 @@ from pydantic import PlainValidator, model_validator
 from mlxserve.api.bodies.fields import Prompt, prompts
 from mlxserve.api.bodies.generation import GenerationFields, MaxTokens, ToolGenerationFields
 from mlxserve.api.bodies.messages import ChatMessages, conversation_of
-from mlxserve.api.bodies.prompt_source import PromptSource
 from mlxserve.api.bodies.request_body import NotYet
 from mlxserve.api.bodies.structured import ResponseFormat
 from mlxserve.api.bodies.tools import Tools, definitions_of, left_out
 from mlxserve.api.errors import ApiError
 from mlxserve.core.sampling_params import Structure
+from mlxserve.text.conversation import Conversation
 
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default for /v1/completions
 
@@ -60,15 +60,16 @@ class ChatRequest(ToolGenerationFields):
     def prompt_field(self) -> str:
         return "messages"
 
-    def prompt_source(self) -> PromptSource:
-        """The source from which the messages become a prompt."""
-        return PromptSource(
-            read=partial(conversation_of, self.messages),
-            num_messages=len(self.messages),
-            template_kwargs=self.template_kwargs,
-            tools=self.definitions,
-            continues=bool(self.continue_final_message),
-        )
+    @property
+    def num_messages(self) -> int:
+        return len(self.messages)
+
+    @property
+    def continues(self) -> bool:
+        return bool(self.continue_final_message)
+
+    def conversation(self, sees: bool = False) -> Conversation:
+        return conversation_of(self.messages, sees)
 
     @cached_property
     def definitions(self) -> list[dict[str, Any]]:

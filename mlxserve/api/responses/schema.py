@@ -12,7 +12,6 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from mlxserve.api.bodies.fields import MAX_NAME_LENGTH
 from mlxserve.api.bodies.generation import NO_LIMIT, MaxTokens, ToolGenerationFields
 from mlxserve.api.bodies.messages import MAX_MESSAGES, Arguments, Parts, text_of
-from mlxserve.api.bodies.prompt_source import PromptSource
 from mlxserve.api.bodies.request_body import KindedModel, NotYet, StrictModel
 from mlxserve.api.bodies.spellings import flat_tool, input_items
 from mlxserve.api.bodies.structured import format_of
@@ -156,8 +155,12 @@ def messages_of(items: Sequence[InputItem]) -> list[Message]:
             if message.role == ASSISTANT:
                 message = replace(message, reasoning=reasoning)
                 reasoning = ""
+            elif reasoning and message.role == USER:
+                # An answer that was stopped while it thought.
+                messages.append(Message(role=ASSISTANT, reasoning=reasoning))
+                reasoning = ""
             messages.append(message)
-    return messages
+    return [*messages, Message(role=ASSISTANT, reasoning=reasoning)] if reasoning else messages
 
 
 class ResponsesTool(StrictModel):
@@ -334,19 +337,13 @@ class ResponsesRequest(ToolGenerationFields):
     def prompt_field(self) -> str:
         return "input"
 
-    def prompt_source(self) -> PromptSource:
-        """The source from which the items become a prompt. Raises ApiError 400 for an empty prompt."""
-        if not self.input and not self.instructions:
-            raise invalid_value("input", "is empty; send a text or a list of items")
-        return PromptSource(
-            read=self.conversation,
-            num_messages=len(self.input),
-            template_kwargs=self.template_kwargs,
-            tools=self.definitions,
-        )
+    @property
+    def num_messages(self) -> int:
+        return len(self.input)
 
     def conversation(self, sees: bool = False) -> Conversation:
-        """Read the conversation. `sees` and errors are those of `conversation_of`."""
+        if not self.input and not self.instructions:
+            raise invalid_value("input", "is empty; send a text or a list of items")
         first = [Message(role=SYSTEM, text=self.instructions)] if self.instructions else []
         return Conversation.from_messages([*first, *messages_of(self.input)], sees=sees)
 

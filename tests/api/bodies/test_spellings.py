@@ -391,6 +391,15 @@ def test_a_limit_of_chat_completions_limits_a_response() -> None:
     assert body_of("Responses", max_tokens=7).sampling(SamplingParams()).max_tokens == 7
 
 
+def test_thinking_before_which_a_response_was_stopped_is_an_answer() -> None:
+    thought = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "Hm."}]}
+    for items in ([USER, thought], [USER, thought, USER]):
+        messages = body_of("Responses", input=items).prompt_source().read(False).messages
+        assert [message.role for message in messages][:2] == ["user", "assistant"]
+        assert messages[1].reasoning == "Hm."
+        assert len(messages) == len(items)
+
+
 def test_an_answer_of_thinking_only_ends_a_conversation_without_being_continued() -> None:
     for block in ({"type": "thinking", "thinking": "Hm."}, {"type": "tool_use", "name": "f"}):
         messages = [USER, {"role": "assistant", "content": [block]}]
