@@ -170,7 +170,9 @@ class EngineMachine:
         folder, reference = models.get(self._model)
         options = self._options(self._draw_sizes())
         self.events.append(f"seed {seed}: {self._model}, {options}")
-        self.engine = EngineUnderTest(folder, reference, MAX_MODEL_LEN, options)
+        self.engine = EngineUnderTest(
+            folder, reference, MAX_MODEL_LEN, options, Window(WINDOW, PAGE_SIZE)
+        )
 
     def _draw_configuration(self) -> dict[str, Any]:
         """What stays over restarts."""

@@ -23,6 +23,7 @@ from unittest.mock import patch
 
 import mlxserve.build
 from mlxserve import MlxServeError, SamplingParams
+from mlxserve.cache.groups import Window
 from mlxserve.chat.answers import RequestOutput
 from mlxserve.chat.request_options import RequestOptions
 from mlxserve.core.config import EngineConfig
@@ -32,6 +33,7 @@ from mlxserve.engine.engine import Engine
 from mlxserve.request import FinishReason
 from tests.reliability.faults import Fault
 from tests.reliability.greedy_reference import GreedyReference
+from tests.reliability.shared_memory import shared_memory
 from tests.reliability.step_gate import StepGate
 
 MAX_STEPS = 20_000  # without work left to do, every answer ends long before
@@ -118,9 +120,14 @@ class EngineUnderTest:
     """Calls that are queued when they return, and steps that are made when `turn` is called."""
 
     def __init__(
-        self, folder: Path, reference: GreedyReference, max_length: int, options: dict[str, Any]
+        self,
+        folder: Path,
+        reference: GreedyReference,
+        max_length: int,
+        options: dict[str, Any],
+        window: Window,
     ) -> None:
-        """max_length: of the model's context"""
+        """max_length: of the model's context. window: of its layers that have one"""
         self.loop = asyncio.new_event_loop()
         self._made = asyncio.Event()
         self.gate = StepGate(lambda: self.loop.call_soon_threadsafe(self._made.set))
@@ -131,6 +138,7 @@ class EngineUnderTest:
         self.num_answers = self.num_tokens = self.num_refused = self.num_lost = 0
         self._adding: dict[str, asyncio.Task[None]] = {}
         self._folder, self._reference, self._max_length = folder, reference, max_length
+        self._window = window
         self._are_pins_known = True
         self._fault: Fault | None = None
         self._planting = ExitStack()
@@ -155,7 +163,11 @@ class EngineUnderTest:
             self.gate.attach(engine)
             return engine, vocab_size
 
-        with patch("mlxserve.build.build_engine", build_with_gate):
+        memory = shared_memory(options, self._window)
+        with (
+            patch("mlxserve.build.build_engine", build_with_gate),
+            patch("mlxserve.build.pool_memory", lambda *_: memory),
+        ):
             self.model = mlxserve.build.build_text_model(
                 EngineConfig().with_options(**self.options)
             )
