@@ -81,7 +81,7 @@ def test_what_a_conversation_has_passed_goes_first() -> None:
     chats.add("b", 2)
     chats.add("a", 8)
     chats.ends.restore(request, chats.path("a", 8)[-1])
-    chats.ends.pop_restored(request)
+    chats.ends.names.pop_restored(request)
     chats.add("a", 16)
     chats.ends.stop(request, chats.path("a", 16))
     chats.ends.make_room(1)
@@ -123,9 +123,9 @@ def test_a_state_that_a_request_will_begin_with_is_not_dropped_yet() -> None:
     id_ = chats.add("a", 3)
     chats.ends.restore(request, chats.path("a", 3)[-1])
     chats.ends.drop_end(chats.path("a", 3)[-1])
-    assert chats.ends.pop_dropped() == []
-    assert chats.ends.pop_restored(request) == id_
-    assert chats.ends.pop_dropped() == [id_]
+    assert chats.ends.names.pop_dropped() == []
+    assert chats.ends.names.pop_restored(request) == id_
+    assert chats.ends.names.pop_dropped() == [id_]
 
 
 def test_a_lower_limit_drops_states_at_once() -> None:

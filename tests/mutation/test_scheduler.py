@@ -20,6 +20,7 @@ from mlxserve.cache.kinds.end_reclaimer import EndReclaimer
 from mlxserve.cache.kinds.full_pages import FullPages
 from mlxserve.cache.kinds.reclaim import FullPageReclaimer, PageReclaimer
 from mlxserve.cache.kinds.state_ends import StateEnds
+from mlxserve.cache.kinds.state_names import StateNames
 from mlxserve.cache.kinds.state_slots import StateRoom, StateSlots
 from mlxserve.cache.kinds.window_pages import WindowPages
 from mlxserve.cache.kinds.window_room import WindowRoom
@@ -98,8 +99,8 @@ FOUND_BY_MACHINE: dict[str, Bug] = {
     "begin again with the snapshot": Bug(
         StateSlots,
         "_plan",
-        "restore = self._ends.pop_restored(request)",
-        "restore = self._ends._restoring.get(request)",
+        "restore = self._ends.names.pop_restored(request)",
+        "restore = self._ends.names.restoring.get(request)",
     ),
     "keep a state for another page": Bug(
         StateSlots, "_path_before", "// self._pool.page_size", "// self._pool.page_size - 1"
@@ -107,7 +108,7 @@ FOUND_BY_MACHINE: dict[str, Bug] = {
     "drop a state and keep its arrays": Bug(
         StateEnds,
         "_reclaim",
-        "self._dropped_ids += map(self._ids.pop, hashes)",
+        "self.names.drop(*map(self._ids.pop, hashes))",
         "list(map(self._ids.pop, hashes))",
     ),
     "give a page of a window back a row early": Bug(
@@ -508,14 +509,14 @@ FOUND_BY_CLAIM: dict[str, Bug] = {
     "drop states later than others get their memory": Bug(
         StateEnds,
         "lower",
-        "dropped = self.pop_dropped()",
+        "dropped = self.names.pop_dropped()",
         "dropped: list[int] = []",
         lambda _: test_state_ends.test_a_lower_limit_drops_states_at_once(),
     ),
     "drop a state that a request begins with next": Bug(
-        StateEnds,
+        StateNames,
         "pop_dropped",
-        "set(self._restoring.values())",
+        "set(self.restoring.values())",
         "set()",
         lambda _: test_state_ends.test_a_state_that_a_request_will_begin_with_is_not_dropped_yet(),
     ),

@@ -17,6 +17,7 @@ from math import inf
 from mlxserve.cache.ends import End
 from mlxserve.cache.kinds.end_reclaimer import EndReclaimer
 from mlxserve.cache.kinds.reclaim import Resize
+from mlxserve.cache.kinds.state_names import StateNames
 from mlxserve.cache.pages import PagePool
 from mlxserve.core.stats import StateStats
 from mlxserve.request import STATE_SLOTS, LiveRequest
@@ -34,7 +35,10 @@ class Worth(IntEnum):
 
 
 class StateEnds(EndReclaimer):
-    """The findable states, by the hash of the page before them, in slots that other kinds may have."""
+    """The findable states, by the hash of the page before them, in slots that other kinds may have.
+
+    `names` tells which states requests begin with, and which ones can be dropped.
+    """
 
     name = "states"
     min_units = STATE_SLOTS
@@ -54,8 +58,7 @@ class StateEnds(EndReclaimer):
         self._num_slots = num_slots
         self._num_held = num_held
         self._ids: dict[bytes, int] = {}
-        self._restoring: dict[LiveRequest, int] = {}  # the state that its next chunk begins with
-        self._dropped_ids: list[int] = []  # of states that are not needed any more
+        self.names = StateNames()
         self._num_evicted = 0  # pages, when all states were last seen to follow a cached one
         self.initial_units = min(num_slots, 2 * STATE_SLOTS + PROMPT_STATES)
         self.has = self._ids.__contains__
@@ -92,7 +95,7 @@ class StateEnds(EndReclaimer):
 
     def lower(self, limit: int, running: Collection[LiveRequest]) -> Resize | None:  # noqa: ARG002
         self._stats.num_slots = max(limit, self._num_held() + len(self._ids))
-        dropped = self.pop_dropped()
+        dropped = self.names.pop_dropped()
         return Resize(self.name, self.limit, dropped=dropped) if dropped else None
 
     # ---- states come and go
@@ -100,17 +103,8 @@ class StateEnds(EndReclaimer):
     def restore(self, request: LiveRequest, hash_: bytes) -> None:
         """Let the next chunk of a request begin with the state after this page."""
         self.begin(request, hash_)
-        self._restoring[request] = self._ids[hash_]
+        self.names.restore(request, self._ids[hash_])
         self._stats.num_restored += 1
-
-    def load(self, request: LiveRequest, id_: int) -> None:
-        """Let the next chunk of a request begin with a state that was read from disk."""
-        self._restoring[request] = id_
-        self._stats.num_restored += 1
-
-    def pop_restored(self, request: LiveRequest) -> int | None:
-        """Return the id of the state that the next chunk of a request begins with, and forget it."""
-        return self._restoring.pop(request, None)
 
     def add(self, path: Sequence[bytes] | None, id_: int) -> None:
         """Make a state findable, unless it is known, or a token of its last page was dropped (None).
@@ -118,7 +112,7 @@ class StateEnds(EndReclaimer):
         path: hashes of all pages before it
         """
         if path is None or path[-1] in self._ids:
-            self._dropped_ids.append(id_)
+            self.names.drop(id_)
             return
         self._ids[path[-1]] = id_
         self._stats.num_snapshots = len(self._ids)
@@ -126,30 +120,15 @@ class StateEnds(EndReclaimer):
         self._ends.add(path[-1:], num_tokens, clock, self._ends.last_before(path))
         self._version += 1
 
-    def discard(self, id_: int) -> None:
-        """Drop a state that only its request knew."""
-        self._dropped_ids.append(id_)
-
     def stop(self, request: LiveRequest, path: Sequence[bytes]) -> None:
         """End a request, which has the pages with these hashes."""
-        self._restoring.pop(request, None)
+        self.names.pop_restored(request)
         last = path[-1] if path and path[-1] in self._ids else self._ends.last_before(path)
         self.finish(request, last)
 
     def last_end(self, path: Sequence[bytes]) -> int:
         """Return how many of these pages lead to a state that is kept."""
         return next((end for end in range(len(path), 0, -1) if path[end - 1] in self._ids), 0)
-
-    def pop_dropped(self) -> list[int]:
-        """Return the ids that can be dropped: all but those that a request will begin with."""
-        needed = set(self._restoring.values())
-        dropped = [id_ for id_ in self._dropped_ids if id_ not in needed]
-        self._dropped_ids = [id_ for id_ in self._dropped_ids if id_ in needed]
-        return dropped
-
-    def dropped_ids(self) -> Sequence[int]:
-        """Return the ids of states that were dropped, but not returned by `pop_dropped`."""
-        return self._dropped_ids
 
     # ---- what is dropped
 
@@ -197,7 +176,7 @@ class StateEnds(EndReclaimer):
         return bool(lost)
 
     def _reclaim(self, hashes: list[bytes]) -> None:
-        self._dropped_ids += map(self._ids.pop, hashes)
+        self.names.drop(*map(self._ids.pop, hashes))
         self._stats.num_snapshots = len(self._ids)
         self._stats.num_evicted += len(hashes)
 
@@ -245,5 +224,5 @@ class StateEnds(EndReclaimer):
         assert set(self._ends) == self._ids.keys(), "a state is kept, but is no end"
         assert len(set(self._ids.values())) == len(self._ids), "a state has two names"
         assert self._continued.keys() <= set(holders), "an ended request goes on from an end"
-        assert self._restoring.keys() <= set(holders), "an ended request begins with a state"
+        assert self.names.restoring.keys() <= set(holders), "an ended request begins with a state"
         assert self._num_held() <= self.limit <= self._num_slots, "there are more states than slots"

@@ -151,7 +151,8 @@ class StateSlots(EndKind):
         """Start the request with the state that was read."""
         [(_, id_)] = units
         self._running[request].boundary = request.num_computed, id_
-        self._ends.load(request, id_)
+        self._ends.names.restore(request, id_)
+        self.stats.num_restored += 1
 
     # ---- protection from eviction
 
@@ -178,7 +179,7 @@ class StateSlots(EndKind):
     def _plan(self, request: LiveRequest, start: int, end: int) -> StatePlan:
         """Return what a chunk does with the state; `end` is the position after its last token."""
         running = self._running[request]
-        restore = self._ends.pop_restored(request)
+        restore = self._ends.names.pop_restored(request)
         if not running.is_cached:
             return StatePlan(None, ())
         keeps = self._plan_snapshots(request, start, end)
@@ -221,7 +222,7 @@ class StateSlots(EndKind):
                 self._publish(chunk.request, position, id_)
             else:
                 if running.boundary is not None:
-                    self._ends.discard(running.boundary[1])
+                    self._ends.names.drop(running.boundary[1])
                 running.boundary = position, id_
 
     def _publish(self, request: LiveRequest, position: int, id_: int) -> None:
@@ -246,11 +247,11 @@ class StateSlots(EndKind):
         self._ends.drop_lost()
 
     def pop_dropped(self) -> list[int]:
-        return self._ends.pop_dropped()
+        return self._ends.names.pop_dropped()
 
     def ids(self) -> set[int]:
         own = {r.boundary[1] for r in self._running.values() if r.boundary is not None}
-        return own | {*self._ends.ids(), *self._unread, *self._ends.dropped_ids()}
+        return own | {*self._ends.ids(), *self._unread, *self._ends.names.dropped}
 
     def check(self, running: Sequence[LiveRequest], holders: Sequence[LiveRequest]) -> None:  # noqa: ARG002
         assert self._running.keys() == set(running), "a request has no state, or has ended"
