@@ -33,7 +33,11 @@ FOUND: dict[str, Bug] = {
         compare,
     ),
     "count parked requests as eligible": Bug(
-        StepPlanner, "_context", "len(self._roster.waiting)", "self._roster.num_waiting", compare
+        StepPlanner,
+        "_context",
+        "self._roster.waiting.num_queued",
+        "self._roster.num_waiting",
+        compare,
     ),
     "preempt the oldest of the cheapest": Bug(
         preemption, "choose_victim", "-r.arrival)", "r.arrival)", compare

@@ -938,8 +938,8 @@ FOUND_BY_CLAIM: dict[str, Bug] = {
     "publish a page with an unknown token": Bug(
         Commit,
         "_publish",
-        "min(chunk.end, len(request.token_ids))",
-        "chunk.end",
+        "min(end, len(request.token_ids))",
+        "end",
         test_prefix_cache.test_a_page_whose_last_token_was_dropped_is_not_published,
     ),
     "continue without the state that was on disk": Bug(
