@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
+from mlxserve.api import ollama_models
 from mlxserve.api.bodies import json_body, request_body, spellings
 from mlxserve.api.bodies.request_body import StrictModel
 from mlxserve.api.errors import ApiError
-from mlxserve.api.ollama import reply
 from mlxserve.api.paths import CanonicalPaths
 from mlxserve.api.prompts import Prompts
 from mlxserve.text import template_compat
@@ -88,7 +88,7 @@ FOUND: dict[str, Bug] = {
         test_app.test_a_path_is_canonical_before_it_is_checked,
     ),
     "leave the last line of a stream open": Bug(
-        reply,
+        ollama_models,
         "lines_or_object",
         "if not body.stream:",
         "if True:",
@@ -121,4 +121,4 @@ FOUND: dict[str, Bug] = {
 
 @pytest.mark.parametrize("name", FOUND)
 def test_a_rule_that_is_broken_is_found(name: str, request: pytest.FixtureRequest) -> None:
-    FOUND[name].check_found(request, (AssertionError, ApiError, ValidationError))
+    FOUND[name].check_found(request, (AssertionError, ApiError, LookupError, ValidationError))
