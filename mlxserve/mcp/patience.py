@@ -23,8 +23,9 @@ class Patience:
         latest = self._started + MAX_EXTENSION * self._seconds
         return min(self._heard + self._seconds, latest) - self._clock()
 
-    async def extend(self, _progress: float, _total: float | None, _message: str | None) -> None:
-        """Note a report of progress."""
+    async def extend(self, progress: float, total: float | None, message: str | None) -> None:
+        """Note a report of progress, whatever it says."""
+        del progress, total, message
         self._heard = self._clock()
 
     async def wait(self, calling: asyncio.Future[Any]) -> bool:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
-from mlxserve.text.parsing.cursor import BLANKS, Cursor, Cut, Malformed, Reading
+from mlxserve.text.parsing.cursor import BLANKS, Cursor, Malformed, Reading
 from mlxserve.text.parsing.formats import NAME, CallFormat
 from mlxserve.text.parsing.json_calls import read_value
 from mlxserve.text.parsing.syntax import CallNumbers, CallSyntax
@@ -134,12 +134,7 @@ class ElementSyntax(CallSyntax):
             return False
         if not row.ends:
             return True
-        try:
-            at, _ = yield from cursor.ahead(at + len(self._call_end))
-        except Cut:
-            return True
-        others = (*row.ends, *row.starts, self._head.begun)
-        return (yield from cursor.sees_any(others, at)) or None
+        return (yield from self.ends_call(at + len(self._call_end), self._head.begun))
 
     def _sees_call(self) -> Reading[bool]:
         """True if a call to one of the tools comes next, after its opener."""
@@ -297,12 +292,7 @@ class TagSyntax(CallSyntax):
             return False
         if parent != "invoke":
             return True
-        try:
-            at, _ = yield from cursor.ahead(at + len("</invoke>"))
-        except Cut:
-            return True
-        others = (*self.row.ends, *self.row.starts, f"{mark}<invoke")
-        return (yield from cursor.sees_any(others, at)) or None
+        return (yield from self.ends_call(at + len("</invoke>"), f"{mark}<invoke"))
 
     def may_follow(self) -> Reading[bool]:
         return (yield from self.cursor.sees(f'{self.row.quote}<invoke name="'))

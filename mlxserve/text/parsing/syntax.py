@@ -66,6 +66,18 @@ class CallSyntax(ABC):
         """True if what comes next may be another call."""
         return bool(self.begins) and (yield from self.cursor.char()) == self.begins
 
+    def ends_call(self, at: int, *others: str) -> Reading[bool | None]:
+        """True if the answer or the section goes on where a call ends; None if text follows.
+
+        others: what may begin another call, beside the markers of the row
+        """
+        try:
+            at, _ = yield from self.cursor.ahead(at)
+        except Cut:
+            return True
+        begins = (*self.row.ends, *self.row.starts, *others)
+        return (yield from self.cursor.sees_any(begins, at)) or None
+
     @property
     def is_guess(self) -> bool:
         """True if no marker announced the call."""

@@ -73,6 +73,20 @@ def test_such_a_call_is_no_other_call_where_it_is_cut_off(name: str) -> None:
                 assert arguments == {"path": "a", "content": value}, text[:end]
 
 
+@pytest.mark.parametrize(
+    ("name", "ends"),
+    [
+        ("qwen3_coder", "</parameter>\n</function>"),
+        ("deepseek_v4", "</｜DSML｜parameter>\n</｜DSML｜invoke>"),
+        ("minimax_m3", "]<]minimax[>[</content>]<]minimax[>[</invoke>"),
+    ],
+)
+def test_a_value_may_speak_of_the_end_of_its_call(name: str, ends: str) -> None:
+    value = f"It ends with {ends} as a rule.\n"
+    found = parse_in_pieces(written(name, value, {}), markup(name))
+    assert found.calls == [("write", {"path": "a", "content": value})]
+
+
 def test_a_declared_argument_ends_one_that_was_not_closed() -> None:
     text = (
         "<tool_call>\n<function=look>\n<parameter=at>\nx\n<parameter=n>\n3\n</parameter>\n"
