@@ -29,7 +29,7 @@ RUNNING = (16, 256)
 _PROMPT = 2 * WINDOW  # tokens of a request that runs
 _CHAT_PAGES = 100  # of a chat that is kept
 _SAMPLED = Sampled(0)
-_STEPS = 2 * PAGE_SIZE  # of a run: each request opens two pages
+STEPS = 2 * PAGE_SIZE  # of a run: each request opens two pages
 
 
 def bench_plan_costs(*, rounds: int) -> Report:
@@ -50,7 +50,7 @@ def bench_plan_costs(*, rounds: int) -> Report:
         *costs.windows_beside_full_pages(num_waiting=16),
         *costs.by_size("add a named prefix after {}", PREFIXES, costs.adding_a_prefix),
     ]
-    settings = {"page_size": PAGE_SIZE, "window": WINDOW, "rounds": rounds, "steps a round": _STEPS}
+    settings = {"page_size": PAGE_SIZE, "window": WINDOW, "rounds": rounds, "steps a round": STEPS}
     return Report("plan-costs", settings, tuple(figures))
 
 
@@ -168,7 +168,7 @@ class PlanCosts:
         spare_windows: int | None = None,
         seats: int | None = None,
     ) -> Steps:
-        return Steps(number, (_STEPS + 1) * (self._rounds + 2), spare_pages, spare_windows, seats)
+        return Steps(number, (STEPS + 1) * (self._rounds + 2), spare_pages, spare_windows, seats)
 
 
 class Steps:
@@ -233,10 +233,10 @@ class Steps:
 
     def run(self) -> float:
         began = time.thread_time()
-        for _ in range(_STEPS):
+        for _ in range(STEPS):
             chunks = self._step()
             assert len(chunks) == self._number, "each decodes, and no other one starts"
-        return (time.thread_time() - began) / _STEPS
+        return (time.thread_time() - began) / STEPS
 
     def _step(self) -> list[Chunk]:
         """As the engine: one is unread while the next one is planned, but here it is read at once."""

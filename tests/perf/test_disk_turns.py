@@ -11,4 +11,4 @@ def test_a_long_chat_reads_less_than_its_window_of_which_memory_has_a_part() -> 
     memory = Memory(int(1.2 * (1 << 30)), "windows")
     computed, read = with_side_requests(memory, 20_000, num_sides=4, side_tokens=1500)
     assert computed <= 1.1
-    assert 0 < read <= 0.6
+    assert 0 < read <= 0.8

@@ -56,7 +56,7 @@ SIZES = {
 
 @pytest.mark.parametrize("name", SIZES)
 def test_a_plan_does_not_walk_what_is_beside_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.perf.plan_costs._STEPS", 8)
+    monkeypatch.setattr("tests.perf.plan_costs.STEPS", 8)
     make: Callable[[int], Callable[[], float]] = getattr(PlanCosts(rounds=1), name)
     few, many = (_bytecodes(make(number)) for number in SIZES[name])
     assert many < 1.01 * few, f"{few} and {many} bytecodes beside {SIZES[name]}"
@@ -65,7 +65,7 @@ def test_a_plan_does_not_walk_what_is_beside_it(name: str, monkeypatch: pytest.M
 def test_a_plan_with_windows_costs_little_more_than_one_without(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("tests.perf.plan_costs._STEPS", PAGE_SIZE)  # each opens a page
+    monkeypatch.setattr("tests.perf.plan_costs.STEPS", PAGE_SIZE)  # each opens a page
     full, windows = (
         _bytecodes(PlanCosts(rounds=1).of_steps(16, has_windows=has_windows))
         for has_windows in (False, True)
@@ -77,7 +77,7 @@ def test_a_plan_with_windows_costs_little_more_than_one_without(
 def test_each_has_a_time_for_every_run_with_and_without_what_is_beside(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tests.perf.plan_costs._STEPS", 8)
+    monkeypatch.setattr("tests.perf.plan_costs.STEPS", 8)
     for number in (0, 100):
         run: Callable[[], float] = getattr(PlanCosts(rounds=1), name)(number)
         assert all(run() > 0 for _ in range(2))

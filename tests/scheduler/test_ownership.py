@@ -106,8 +106,12 @@ def test_only_its_owner_changes_a_pool() -> None:
         *((OWNER, place) for place in ("self.pool", "self.pool.order")),
         *((f"{KINDS}window_pages.py", place) for place in ("self.pool", "self.pool.order")),
         # Which cached pages are evicted first, and how many pages there may be.
-        *((f"{KINDS}{name}.py", "self.pool.order") for name in ("reclaim", "window_ends")),
-        ("mlxserve/scheduler/balance.py", "giver.pool"),
+        *(
+            (f"{KINDS}{name}.py", "self.pool.order")
+            for name in ("reclaim", "state_ends", "window_ends")
+        ),
+        (f"{KINDS}state_slots.py", "self._pool.order"),
+        (f"{KINDS}reclaim.py", "self.pool"),
     }
 
 

@@ -37,6 +37,10 @@ INERT = frozenset(
 )
 
 
+# Types of values that may be numbers with a point, or hold them.
+_WITH_NUMBERS = (float, list)
+
+
 class StrictModel(BaseModel):
     """A model without conversions between types, but for the spellings of `request_body`.
 
@@ -51,7 +55,7 @@ class StrictModel(BaseModel):
         if not isinstance(value, dict):
             return validate(value)
         sent = {
-            name: _whole(item)
+            name: _whole(item) if type(item) in _WITH_NUMBERS else item
             for name, item in value.items()
             if item is not None or not cls._may_be_absent(name)
         }
@@ -112,7 +116,8 @@ class RequestBody(StrictModel):
         fields = {
             name: value
             for name, value in body.items()
-            if name not in cls.NOT_YET and not _requests_nothing(name, value, cls.IGNORED)
+            if name not in cls.NOT_YET
+            and not (name in cls.IGNORED and _requests_nothing(value, cls.IGNORED[name]))
         }
         try:
             return cls.model_validate(fields)
@@ -151,14 +156,13 @@ def _is_empty(value: object) -> bool:
     return isinstance(value, (str, list, dict)) and not value
 
 
-def _requests_nothing(name: str, value: object, harmless: NotYet) -> bool:
-    is_absent = value is None or _is_empty(value)
-    return name in harmless and (is_absent or value in harmless[name])
+def _requests_nothing(value: object, harmless: tuple[object, ...]) -> bool:
+    return value is None or _is_empty(value) or value in harmless
 
 
 def _refuse_unsupported(body: Mapping[str, Any], not_yet: NotYet) -> None:
     for name, harmless in not_yet.items():
-        if _requests_nothing(name, body.get(name), not_yet):
+        if _requests_nothing(body.get(name), harmless):
             continue
         others = [json.dumps(other) for other in harmless]
         instead = f"leave it out or send {' or '.join(others)}" if others else "leave it out"

@@ -97,8 +97,8 @@ class StateSlots(EndKind):
         page_size = self._pool.page_size
         running = self._running[request] = _Running(start.is_cached)
         num_pages, num_known = start.num_pages, start.num_known
-        if num_pages and not start.is_reading:
-            self._restore(request, num_pages)
+        if not start.is_reading:
+            self.begin_again(request, num_pages)
         if num_known > num_pages:
             running.wanted.add(num_known * page_size)
             self.stats.missed_tokens += (num_known - num_pages) * page_size
@@ -106,10 +106,7 @@ class StateSlots(EndKind):
 
     def begin_again(self, request: LiveRequest, num_pages: int) -> None:
         if num_pages:
-            self._restore(request, num_pages)
-
-    def _restore(self, request: LiveRequest, num_pages: int) -> None:
-        self._ends.restore(request, request.page_hashes[num_pages - 1])
+            self._ends.restore(request, request.page_hashes[num_pages - 1])
 
     def expect(self, request: LiveRequest, num_pages: int) -> None:
         """Plan a snapshot after the first `num_pages` pages; no-op if the request does not run."""
