@@ -175,11 +175,11 @@ def test_latents_stay_in_16_bits() -> None:
     assert entry.kv_size(2, in_8_bits=True) == 512
 
 
-def test_a_quarter_of_the_cache_is_for_recurrent_states() -> None:
+def test_a_tenth_of_the_cache_is_for_the_recurrent_states_of_a_request() -> None:
     entry = Entry("m", Origin.FOLDER, 1000, KVShape(20, has_states=True), 0)
-    fit = fit_of(entry, context=75, memory=5000)
-    assert (fit.fits, fit.num_tokens, fit.needed) == (True, 75, 5000)
-    assert not fit_of(entry, context=76, memory=5000).fits
+    fit = fit_of(entry, context=90, memory=5000)
+    assert (fit.fits, fit.num_tokens, fit.needed) == (True, 90, 5000)
+    assert not fit_of(entry, context=91, memory=5000).fits
 
 
 @pytest.mark.parametrize("gigabytes", [22, 40, 90])
