@@ -225,7 +225,9 @@ def _tie_or_not(
 
     A key that is absent is left to the default of mlx-lm's class, if it has one.
     """
-    parameters = signature(arguments).parameters if isinstance(arguments, type) else {}
+    parameters: Mapping[str, Parameter] = {}
+    if isinstance(arguments, type):
+        parameters = signature(arguments).parameters
     is_required = _TIED in parameters and parameters[_TIED].default is Parameter.empty
     if config.get(_TIED) is not None or not (_TIED in config or is_required):
         return {}

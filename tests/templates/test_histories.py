@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mlxserve.text.conversation import Conversation, completed_tool
-from mlxserve.text.probes import Probe
+from mlxserve.text.probes import Probe, Tools
 from mlxserve.text.template_caps import find_abilities
 from mlxserve.text.template_compat import Fitting
 from tests.templates.test_public_templates import MISSING, rendering, templates
@@ -28,10 +28,11 @@ def test_every_shape_of_a_history_is_rendered_whole(name: str) -> None:
         pytest.skip(ODD[name])
     render_each = rendering(templates()[name])
     fitting = Fitting(find_abilities(render_each, worker().variables(templates()[name])))
-    no_tools = None if fitting.abilities.without_tools else []
+    no_tools: Tools | None = None if fitting.abilities.without_tools else []
     for shape, messages in SHAPES.items():
         fitted = fitting.fit(Conversation.from_messages(messages))
-        for tools in ([completed_tool(tool) for tool in TOOLS], no_tools):
+        some_tools = [completed_tool(tool) for tool in TOOLS]
+        for tools in (some_tools, no_tools):
             [text] = render_each([Probe(fitted.messages, tools)])
             assert text is not None, (shape, fitted.changes)
             assert all(mark in text for mark in marks(messages)), (shape, fitted.changes)

@@ -37,10 +37,6 @@ INERT = frozenset(
 )
 
 
-# Types of values that may be numbers with a point, or hold them.
-_WITH_NUMBERS = (float, list)
-
-
 class StrictModel(BaseModel):
     """A model without conversions between types, but for the spellings of `request_body`.
 
@@ -55,7 +51,7 @@ class StrictModel(BaseModel):
         if not isinstance(value, dict):
             return validate(value)
         sent = {
-            name: _whole(item) if type(item) in _WITH_NUMBERS else item
+            name: _whole(item) if type(item) in (float, list) else item
             for name, item in value.items()
             if item is not None or not cls._may_be_absent(name)
         }
@@ -162,7 +158,7 @@ def _requests_nothing(value: object, harmless: tuple[object, ...]) -> bool:
 
 def _refuse_unsupported(body: Mapping[str, Any], not_yet: NotYet) -> None:
     for name, harmless in not_yet.items():
-        if _requests_nothing(body.get(name), harmless):
+        if name not in body or _requests_nothing(body[name], harmless):
             continue
         others = [json.dumps(other) for other in harmless]
         instead = f"leave it out or send {' or '.join(others)}" if others else "leave it out"
