@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.clients.agent_server import Unfinished, agent_server, num_results
-from tests.clients.coding_agents import CODING_AGENTS, Workplace, agent_run
+from tests.clients.coding_agents import CODING_AGENTS, SECONDS, Workplace, agent_run
 from tests.clients.compaction import COMPACT
 from tests.waiting import wait_until
 
@@ -48,7 +48,7 @@ def test_an_interrupted_answer_is_ended_and_its_session_resumed(
     with agent_server(model, RULE, answer) as server:
         run = agent_run(name, server, workplace)
         with run.process([*agent.arguments, FIRST]) as process:
-            wait_until(lambda: server.engine.num_unfinished)
+            wait_until(lambda: server.engine.num_unfinished, SECONDS)
             process.send_signal(signal.SIGINT)
             wait_until(lambda: server.engine.ends, complaint="the request was not aborted")
             process.communicate()
