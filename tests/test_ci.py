@@ -15,6 +15,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from mlxserve.cli.agents import AGENTS
+from tests.clients.test_ai_sdk import PACKAGES as AI_SDK_PACKAGES
 from tests.test_docs import commands, flags_of
 
 ROOT = Path(__file__).parent.parent
@@ -52,7 +53,11 @@ def check(line: str) -> None:
         return
     if words[:3] == ["npm", "install", "--global"]:
         hints = [agent.install_hint.split()[-1] for agent in AGENTS.values()]
-        assert words[3:] in (hints, ["ollama"], ["axe-core@4"]), line
+        others = ["cline", "@qwen-code/qwen-code"]
+        packages = ["ollama", *AI_SDK_PACKAGES]
+        assert words[3:] in (hints, others, packages, ["axe-core@4"]), line
+        return
+    if words[:3] == ["uv", "tool", "install"]:
         return
     if words[0] == "mlxserve":
         words = ["uv", "run", *words]
