@@ -245,7 +245,7 @@ NUMBERS = [
     *(
         (path, {"stop": stop}, "stop")
         for path in (CHAT, COMPLETIONS)
-        for stop in (["x"] * 10_000, "", [""], [1])
+        for stop in (["x"] * 10_000, [""], [1])
     ),
     (MESSAGES, {"stop_sequences": ["x"] * 10_000}, "stop_sequences"),
     (MESSAGES, {"messages": [USER] * 20_000}, "messages"),

@@ -110,7 +110,7 @@ def test_a_model_with_windows_is_shown_with_what_they_take(tmp_path: Path, offli
 def test_the_bundled_model_is_shown_with_what_its_template_takes(offline: Run) -> None:
     shown = offline("show", "mlxserve-mini").out
     assert "mlxserve-mini (bundled)" in shown
-    assert "Template      takes every conversation; ids of calls: none" in shown
+    assert "Template      does not take images; ids of calls: none" in shown
     card = json.loads(offline("show", "mlxserve-mini", "--json").out)["chat_template"]
     assert card["late_system"] is True
     assert card["arguments"] == "text"

@@ -223,7 +223,7 @@ def test_a_recurrent_state_is_read_alone_where_its_pages_are_in_memory(
     world.write_all()
     assert tier.flush(60)
     for name in "bcd":
-        world.add(name, 100, 1)
+        world.add(name, 200, 1)
         world.drain()
     request = world.add("a1", 200, 20)
     world.pace.observe([Chunk(first, 0, 192, as_page_table(), samples=False)], 19.2)
