@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import Phase
@@ -77,6 +78,9 @@ pytestmark = pytest.mark.mutation
 
 # ---- found by the state machine
 
+# Options with which the machine makes no engine with recurrent states.
+WITHOUT_STATES: dict[str, Any] = {"num_state_slots": None, "state_bytes": None}
+
 FOUND_BY_MACHINE: dict[str, Bug] = {
     "publish before the step is read": Bug(
         StepPlanner,
@@ -135,7 +139,13 @@ FOUND_BY_MACHINE: dict[str, Bug] = {
     "move a page and not its tables": Bug(
         PageReclaimer, "lower", "self.rename(request, targets)", "pass"
     ),
-    "move a page that is being read": Bug(PageReclaimer, "lower", "if each.loading", "if False"),
+    "move a page that is being read": Bug(
+        PageReclaimer,
+        "lower",
+        "if each.loading",
+        "if False",
+        options={**WITHOUT_STATES, "window": 13, "shared": 3},
+    ),
     "close a page that is held": Bug(
         PagePool, "lower", "self.index.move(page, target)", "self.index.remove(page)"
     ),
@@ -207,6 +217,7 @@ FOUND_BY_MACHINE: dict[str, Bug] = {
         "fork",
         "shared = leader.page_table[:num_pages]",
         "shared = leader.page_table[:num_pages + 1]; num_in_tail = 0",
+        options={**WITHOUT_STATES, "window": None, "shared": None},
     ),
     "hold the sources of copies for ever": Bug(
         PageTables,
