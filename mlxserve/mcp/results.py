@@ -37,19 +37,15 @@ def shortened(text: str) -> str:
     return f"{text[:_HEAD]}\n… ({left_out:,} characters are left out here) …\n{tail}"
 
 
-def text_of(content: Sequence[Any], structured: Any) -> str:
-    """Join the parts of an MCP result: texts verbatim, others described."""
-    shown = images_of(content)
-    parts = [_part(part, shown) for part in content]
+def result_of(content: Sequence[Any], structured: Any, *, is_error: bool) -> CallResult:
+    """Return the parts of an MCP result: texts verbatim, the first images as data: URLs, others described."""
+    urls = (_image_url(part) for part in content)
+    images = tuple(dict.fromkeys(url for url in urls if url is not None))[:MAX_IMAGES]
+    parts = [_part(part, images) for part in content]
     if not parts and structured is not None:
         parts = [json.dumps(structured, ensure_ascii=False)]
-    return shortened(well_formed("\n".join(parts))) or "(no output)"
-
-
-def images_of(content: Sequence[Any]) -> tuple[str, ...]:
-    """Return the first images of an MCP result that models can be shown, as data: URLs."""
-    urls = (_image_url(part) for part in content)
-    return tuple(dict.fromkeys(url for url in urls if url is not None))[:MAX_IMAGES]
+    text = shortened(well_formed("\n".join(parts))) or "(no output)"
+    return CallResult(text, is_error, images)
 
 
 def _image_url(part: Any) -> str | None:

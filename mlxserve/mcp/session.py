@@ -23,7 +23,7 @@ from mlxserve.mcp.offers import (
     resources_of,
 )
 from mlxserve.mcp.patience import Patience
-from mlxserve.mcp.results import CallResult, images_of, shortened, text_of
+from mlxserve.mcp.results import CallResult, result_of, shortened
 from mlxserve.mcp.servers_file import ServerEntry, ToolsError
 from mlxserve.system.terminal_text import one_line
 from mlxserve.system.well_formed import well_formed
@@ -106,8 +106,8 @@ class ToolServer:
         if (error := calling.exception()) is not None:
             return CallResult(self._explained(error), is_error=True)
         result = calling.result()
-        text = text_of(result.content, result.structured_content)
-        return CallResult(text, bool(result.is_error), images_of(result.content))
+        is_error = bool(result.is_error)
+        return result_of(result.content, result.structured_content, is_error=is_error)
 
     async def prompt(self, prompt: ServerPrompt, values: dict[str, str]) -> str:
         """Return the text of a prompt. Raises ToolsError."""

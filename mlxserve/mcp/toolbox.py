@@ -230,7 +230,7 @@ class Toolbox:
             return CallResult(f"The arguments are not JSON: {error}.", is_error=True)
         if not isinstance(values, dict):
             return CallResult("The arguments are not a JSON object.", is_error=True)
-        return await self._thread.run(self._server(tool.server).call(tool.tool, values))
+        return await self._run(self._server(tool.server).call(tool.tool, values))
 
     # Prompts and resources
 
@@ -252,7 +252,8 @@ class Toolbox:
         return await self._run(self._server(resource.server).resource(resource))
 
     async def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        assert self._thread is not None, "what no server offers is asked for"
+        """Run a coroutine in the servers' thread, which runs once a server has started."""
+        assert self._thread is not None, "no server has started, so none offers anything"
         return await self._thread.run(work)
 
     def _server(self, name: str) -> ToolServer:

@@ -115,7 +115,7 @@ def pool_memory(
     windows = group if num_windows else None
     if step is None or not (has_shared_states or (windows is not None and windows.is_shared)):
         return None
-    left = memory_limit - loaded.weight_size - step.beside_cache
+    left = left_for_cache(loaded, step, memory_limit)
     page_bytes = {FullPages.name: _page_bytes(loaded, config.page_size)}
     most = 0
     if windows is not None:
@@ -158,7 +158,7 @@ def _configured(
     num_slots = config.num_state_slots if loaded.has_states else None
     if num_slots is None and loaded.has_states:
         of_pages = config.num_pages * _page_bytes(loaded, config.page_size)
-        left = memory_limit - loaded.weight_size - (step.beside_cache if step is not None else 0)
+        left = left_for_cache(loaded, step, memory_limit)
         cache_size = of_pages + of_pages // 3 if loaded.layers else left
         num_slots = loaded.all_min(fit_states(loaded, cache_size))
     return Sizes(config.num_pages, num_slots, 0 if group is None else group.configured(config))
@@ -177,7 +177,7 @@ def _fitted(
     """
     assert step is not None, "the number of pages follows from a measured step"
     num_slots = config.num_state_slots if loaded.has_states else None
-    left = memory_limit - loaded.weight_size - step.beside_cache
+    left = left_for_cache(loaded, step, memory_limit)
     num_fixed = num_slots or 0  # slots that no page can have
     if shares_states(config, loaded):
         num_slots = max_states(left, loaded.state_nbytes, _page_bytes(loaded, config.page_size))
@@ -196,7 +196,7 @@ def _fitted(
     )
     num_pages = loaded.all_min(num_pages)
     if group is not None:
-        left = memory_limit - loaded.weight_size - step.beside_cache
+        left = left_for_cache(loaded, step, memory_limit)
         num_others, num_window_pages = map(loaded.all_min, group.fitted(config, left, longest))
         max_pages = -(-options.max_num_seqs * longest // config.page_size)
         if (num_others := min(num_others, max_pages)) > num_pages:
@@ -298,6 +298,11 @@ def _page_bytes(loaded: LoadedModel, page_size: int) -> int:
     return page_size * sum(spec.bytes_per_token() for spec in loaded.layers)
 
 
+def left_for_cache(loaded: LoadedModel, step: StepPeak | None, memory_limit: int) -> int:
+    """Return the bytes of `memory_limit` beside the weights and a measured step; negative if there are too few."""
+    return memory_limit - loaded.weight_size - (0 if step is None else step.beside_cache)
+
+
 def fit_pages(
     loaded: LoadedModel,
     step: StepPeak,
@@ -311,7 +316,7 @@ def fit_pages(
     Raises OutOfMemory if fewer than two pages fit next to the weights.
     """
     page_bytes = _page_bytes(loaded, page_size)
-    left = memory_limit - loaded.weight_size - step.beside_cache
+    left = left_for_cache(loaded, step, memory_limit)
     log.info(
         "Memory: %.2f GiB usable, weights %.2f GiB, page %.0f KiB",
         memory_limit / (1 << 30),

@@ -1,7 +1,11 @@
 from types import SimpleNamespace
+from typing import Any
 
-from mlxserve.mcp import results
-from mlxserve.mcp.results import MAX_IMAGE, MAX_IMAGES, MAX_RESULT, images_of, shortened, text_of
+from mlxserve.mcp.results import MAX_IMAGE, MAX_IMAGES, MAX_RESULT, CallResult, result_of, shortened
+
+
+def result(parts: list[SimpleNamespace], structured: Any = None) -> CallResult:
+    return result_of(parts, structured, is_error=False)
 
 
 def test_texts_are_joined_and_other_parts_are_named() -> None:
@@ -17,7 +21,7 @@ def test_texts_are_joined_and_other_parts_are_named() -> None:
         SimpleNamespace(type="resource", resource=SimpleNamespace(blob="aGk=")),
         SimpleNamespace(type="resource_link", uri="file:///x"),
     ]
-    assert text_of(parts, None).splitlines() == [
+    assert result(parts).text.splitlines() == [
         "one",
         "(image of type image/png)",
         "(image of type image/tiff, which is not shown to the model)",
@@ -33,25 +37,26 @@ def test_images_are_data_urls_bounded_in_number_and_in_size() -> None:
     def image(data: str, kind: str = "image/png") -> SimpleNamespace:
         return SimpleNamespace(type="image", mime_type=kind, data=data)
 
-    assert images_of([image("aGk="), image("aGk=", "image/webp"), image("aGk=", "text/html")]) == (
+    few = [image("aGk="), image("aGk=", "image/webp"), image("aGk=", "text/html")]
+    assert result(few).images == (
         "data:image/png;base64,aGk=",
         "data:image/webp;base64,aGk=",
     )
     many = [image("A" * 4 * number) for number in range(1, 9)]
-    assert len(images_of(many)) == MAX_IMAGES
-    assert text_of(many, None).count("is not shown to the model") == 8 - MAX_IMAGES
-    assert images_of([image("A" * MAX_IMAGE)]) == ()
+    assert len(result(many).images) == MAX_IMAGES
+    assert result(many).text.count("is not shown to the model") == 8 - MAX_IMAGES
+    assert result([image("A" * MAX_IMAGE)]).images == ()
 
 
 def test_a_result_without_parts_is_its_structured_content() -> None:
-    assert text_of([], {"sum": 3}) == '{"sum": 3}'
-    assert text_of([], None) == "(no output)"
+    assert result([], {"sum": 3}).text == '{"sum": 3}'
+    assert result([]).text == "(no output)"
 
 
 def test_half_a_character_of_a_tool_is_replaced() -> None:
     """JSON can carry it and UTF-8 cannot: neither the prompt nor the chat's file could be written."""
     part = SimpleNamespace(type="text", text="cut \ud83d")
-    assert results.text_of([part], None) == "cut \ufffd"
+    assert result([part]).text == "cut \ufffd"
 
 
 def test_a_long_text_keeps_its_start_and_its_end() -> None:

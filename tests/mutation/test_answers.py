@@ -98,7 +98,7 @@ FOUND: dict[str, Bug] = {
     ),
     "show every image of a result": Bug(
         results,
-        "images_of",
+        "result_of",
         "[:MAX_IMAGES]",
         "[:]",
         test_results.test_images_are_data_urls_bounded_in_number_and_in_size,

@@ -104,7 +104,7 @@ FOUND: dict[str, Bug] = {
     ),
     "pass half a character on to the model": Bug(
         results,
-        "text_of",
+        "result_of",
         'well_formed("\\n".join(parts))',
         '"\\n".join(parts)',
         test_results.test_half_a_character_of_a_tool_is_replaced,
