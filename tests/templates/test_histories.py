@@ -8,7 +8,7 @@ from mlxserve.text.conversation import Conversation, completed_tool
 from mlxserve.text.probes import Probe, Tools
 from mlxserve.text.template_caps import find_abilities
 from mlxserve.text.template_compat import Fitting
-from tests.templates.test_public_templates import MISSING, rendering, templates
+from tests.templates.public_templates import MISSING, rendering, templates
 from tests.text.rendering import worker
 from tests.text.test_template_compat import SHAPES, TOOLS, marks
 

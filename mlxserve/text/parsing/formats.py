@@ -336,6 +336,8 @@ FORMATS: tuple[CallFormat, ...] = (
     CallFormat("phi4_mini", Syntax.JSON, cues=(("<|tool|>", "<|/tool|>"),),
         known=("<|tool_call|>", "<|/tool_call|>"), starts=("<|tool_call|>", "functools"),
         ends=("<|/tool_call|>",), call=_JSON_CALL, **_LISTED),
+    CallFormat("functools", Syntax.JSON, cues=(("functools[",),), starts=("functools",),
+        call=_JSON_CALL, **_LISTED),  # Firefunction, whose template takes tools as a text
     CallFormat("granite", Syntax.JSON, cues=(("<|tool_call|>",),),
         starts=("<|tool_call|>", "<tool_call>"), call=_JSON_CALL,
         text_starts=("<response>",), text_ends=("</response>",), **_LISTED),
