@@ -17,6 +17,7 @@ import os
 import shutil
 import signal
 import ssl
+import sys
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
@@ -515,17 +516,24 @@ def write_model_fixture() -> Callable[..., Path]:
     return write_model
 
 
-@pytest.fixture(scope="module")
-def nothing_is_compiled() -> Iterator[None]:
-    """For every architecture: mlx runs g++ for half a second for each new elementwise kernel.
+@pytest.fixture
+def compiled() -> None:
+    """Have mlx compile elementwise kernels, as it does for users."""
 
-    `tests/test_equality.py` and `tests/test_architectures.py` compile.
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Have mlx compile nothing for tests without the fixture `compiled`: for each new kernel it runs g++ for a second.
+
+    `tests/test_equality.py`, `tests/test_architectures.py`, `tests/real/` and all servers in processes of their
+    own compile.
     """
-    import mlx.core as mx
-
-    mx.disable_compile()
-    yield
-    mx.enable_compile()
+    if (mlx := sys.modules.get("mlx.core")) is None:
+        return
+    if "compiled" in getattr(item, "fixturenames", ()):
+        mlx.enable_compile()
+    else:
+        mlx.disable_compile()
 
 
 @pytest.fixture

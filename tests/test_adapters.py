@@ -20,8 +20,6 @@ from tests.adapters import dense_tokens, train_adapter, write_adapter
 from tests.conftest import ARCHITECTURES
 from tests.together import begun_together
 
-pytestmark = pytest.mark.usefixtures("nothing_is_compiled")
-
 NUM_TOKENS = 10
 GREEDY = SamplingParams(max_tokens=NUM_TOKENS, temperature=0, ignore_eos=True)
 OPTIONS: dict[str, Any] = {"num_pages": 200, "page_size": 16, "disable_log_stats": True}

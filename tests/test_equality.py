@@ -18,6 +18,8 @@ from mlxserve.hub.embedded import MODEL_NAME, model_path
 from tests.conftest import ATTENDING, each_of
 from tests.together import begun_together
 
+pytestmark = pytest.mark.usefixtures("compiled")
+
 NUM_TOKENS = 12
 GREEDY = SamplingParams(max_tokens=NUM_TOKENS, temperature=0, ignore_eos=True)
 

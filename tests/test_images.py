@@ -43,8 +43,6 @@ from tests.model.test_image_probe import write_in_16_bits
 from tests.test_emulated_engine import give
 from tests.together import begun_together
 
-pytestmark = pytest.mark.usefixtures("nothing_is_compiled")
-
 _MARKS: dict[str, Any] = {
     "qwen3_vl": (),
     "qwen3_5": pytest.mark.slow,

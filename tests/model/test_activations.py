@@ -20,6 +20,8 @@ from mlxserve.model.load import prepare
 from mlxserve.model.runner import ModelRunner
 from mlxserve.request import Chunk, LiveRequest, Request, as_page_table
 
+pytestmark = pytest.mark.usefixtures("compiled")
+
 BuildModel = Callable[..., tuple[nn.Module, dict[str, Any]]]
 PAGE = 16
 

@@ -24,8 +24,6 @@ from mlxserve.model.load import LoadedModel, load
 from mlxserve.model.rank_group import RankGroup
 from tests.model.coverage import rows
 
-pytestmark = pytest.mark.usefixtures("nothing_is_compiled")
-
 IDS = mx.array([[5, 9, 100, 7, 7, 300]])
 SMALL = rows("mlx-vlm")
 ModelFolder = Callable[[str], Path]

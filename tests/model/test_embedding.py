@@ -72,7 +72,6 @@ def test_a_vector_is_the_normalised_pooled_last_hidden_state(load: Load) -> None
                 np.testing.assert_allclose(embed(model, TEXT, pooling), expected, atol=1e-5)
 
 
-@pytest.mark.usefixtures("nothing_is_compiled")
 def test_states_and_latents_go_from_one_piece_to_the_next(load: Load) -> None:
     for kind in [*STATEFUL, *UNUSUAL]:
         text = TEXT * 5

@@ -29,7 +29,6 @@ def build(name: str) -> tuple[Any, dict[str, Any]]:
     return small_models.build(name, ARCHITECTURES[name]["config"])
 
 
-@pytest.mark.usefixtures("nothing_is_compiled")
 @pytest.mark.parametrize(
     "name",
     [
@@ -42,7 +41,6 @@ def test_greedy_tokens_are_those_of_mlx_lm(name: str) -> None:
     assert small_models.served("mlx-lm", name, row["config"]) == row["served"]
 
 
-@pytest.mark.usefixtures("nothing_is_compiled")
 @pytest.mark.parametrize(
     "name",
     [

@@ -74,7 +74,6 @@ def test_its_context_and_what_ends_an_answer(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("nothing_is_compiled")
 @pytest.mark.parametrize("name", SERVED)
 def test_it_is_loaded_and_probed(name: str, tmp_path: Path) -> None:
     row = PUBLISHED[name]

@@ -26,7 +26,6 @@ def score(loaded: LoadedModel, text: list[int], num_top: int, size: int) -> list
     return scored
 
 
-@pytest.mark.usefixtures("nothing_is_compiled")
 @pytest.mark.parametrize("kind", ["llama", "gemma3_text", "qwen3_next", "gemma2"])
 def test_each_token_but_the_first_is_scored_by_the_ones_before(
     build_model: BuildModel, kind: str

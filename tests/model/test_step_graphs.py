@@ -89,7 +89,7 @@ def _spread(found: mx.array, output: int, shape: tuple[int, ...], dtype: mx.Dtyp
 
 
 BuildModel = Callable[..., tuple[nn.Module, dict[str, Any]]]
-pytestmark = pytest.mark.usefixtures("on_a_cpu")  # a GPU has no float64
+pytestmark = pytest.mark.usefixtures("compiled", "on_a_cpu")  # a GPU has no float64
 
 
 @pytest.fixture(scope="module")

@@ -50,6 +50,7 @@ def test_a_step_of_the_engine_is_planned_computed_and_committed_once() -> None:
     assert [found[name] for name in commits] == [1]
 
 
+@pytest.mark.usefixtures("compiled")
 def test_a_recorded_step_enters_the_model_for_no_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
     for num_layers in (1, 3):

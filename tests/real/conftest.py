@@ -15,6 +15,10 @@ from tests.real.prompts import EMBEDDER, REAL, SMOLLM2, TINY
 from tests.real.record import figures_of
 
 
+@pytest.fixture(autouse=True)
+def as_for_users(compiled: None) -> None: ...
+
+
 @pytest.fixture(scope="session")
 def expected() -> list[tuple[int, ...]]:
     """What mlx-lm answers to each prompt."""

@@ -15,6 +15,8 @@ from metal_kernels.x86 import decodes
 from metal_kernels.x86.backend import X86Backend
 from metal_kernels.x86.decodes import Decodes
 
+pytestmark = pytest.mark.usefixtures("compiled")
+
 _PAGES, _HEADS, _PAGE_SIZE, _DIM = 4_096, 2, 16, 32
 POOL = mx.zeros((_HEADS, 512 * _PAGE_SIZE, _DIM))
 PREFIX = list(range(100, 120))  # 320 positions

@@ -8,6 +8,8 @@ import pytest
 
 from metal_kernels.x86.exponential import exp2, sigmoid, tanh
 
+pytestmark = pytest.mark.usefixtures("compiled")
+
 
 @pytest.mark.parametrize("bounds", [(-126, 0), (-1, 1), (0, 126)], ids=str)
 def test_a_power_of_two_is_right_to_a_rounding(bounds: tuple[int, int]) -> None:

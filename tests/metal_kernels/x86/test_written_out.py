@@ -14,6 +14,8 @@ from metal_kernels.x86 import written_out
 from metal_kernels.x86.written_out import attend_written_out
 from tests.metal_kernels.x86.arrays import arrays
 
+pytestmark = pytest.mark.usefixtures("compiled")
+
 # From a single tile to several of rows (64 at most), of a few rows, and of one kv head each.
 SIZES = [(1, 1), (1, 90), (7, 7), (7, 90), (64, 90), (65, 65), (150, 200), (20, 3_000), (9, 12_000)]
 
