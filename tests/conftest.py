@@ -523,12 +523,13 @@ def compiled() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Have mlx compile nothing for tests without the fixture `compiled`: for each new kernel it runs g++ for a second.
+    """Have mlx compile nothing on Linux for tests without the fixture `compiled`.
 
-    `tests/test_equality.py`, `tests/test_architectures.py`, `tests/real/` and all servers in processes of their
-    own compile.
+    For each new elementwise kernel it runs g++ for a second. `tests/test_equality.py`, `tests/real/` and all servers
+    in processes of their own compile.
     """
-    if (mlx := sys.modules.get("mlx.core")) is None:
+    mlx = sys.modules.get("mlx.core")
+    if mlx is None or sys.platform == "darwin":
         return
     if "compiled" in getattr(item, "fixturenames", ()):
         mlx.enable_compile()

@@ -17,8 +17,6 @@ from tests.conftest import STATEFUL, UNUSUAL, each_of
 from tests.test_equality import GREEDY, NUM_TOKENS, dense_tokens, prompts_of, tokens
 from tests.together import begun_together
 
-pytestmark = pytest.mark.usefixtures("compiled")
-
 PAGE_SIZE = 16
 PROMPTS = prompts_of(vocabulary=500)[::2]  # half of them share 70 tokens
 MAX_NUM_SEQS = 4

@@ -38,7 +38,7 @@ def build(
     tmp_path_factory: pytest.TempPathFactory, write_model: Callable[..., Path]
 ) -> Callable[..., Engine]:
     """A function (options) -> an engine with a small random model."""
-    folder = write_model(tmp_path_factory.mktemp("model"), "llama", max_position_embeddings=4096)
+    folder = write_model(tmp_path_factory.mktemp("model"), "llama", max_position_embeddings=1 << 17)
 
     def build_with(**options: Any) -> Engine:
         config = EngineConfig(attention_backend="cpu", itl_target_ms=0).with_options(
@@ -134,7 +134,7 @@ def test_on_a_mac_weights_a_step_and_the_cache_are_all_but_the_reserve(
 ) -> None:
     monkeypatch.setattr(machine, "memory", lambda: replace(mac, is_metal=True))
     monkeypatch.setattr(machine, "working_set", lambda: mac.working_set)
-    engine = build(max_num_seqs=2048, max_model_len=None)
+    engine = build(max_num_seqs=64, max_model_len=None)
     planned, num_pages = engine.monitor.stats().planned, engine.monitor.stats().pool.num_pages
     left = int(usable * GIB) - planned.weights - planned.step - num_pages * planned.page
     assert 0 <= left < 2 * planned.page

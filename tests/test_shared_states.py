@@ -78,10 +78,12 @@ def test_greedy_tokens_are_the_dense_ones(
 
 @pytest.mark.parametrize("mode", ["recompute", "swap"])
 def test_preempted_answers_are_the_same(
-    mode: str, write_model: Callable[..., Path], tmp_path: Path
+    mode: str, write_model: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    memory = PoolMemory(NBYTES - 32, PAGE_BYTES)
+    monkeypatch.setattr(mlxserve.build, "pool_memory", lambda *_: memory)
     folder = write_model(tmp_path, "lfm2")
-    params, prompts = replace(GREEDY, max_tokens=200), prompts_of(4, 150)
+    params, prompts = replace(GREEDY, max_tokens=90), prompts_of(4, 70)
     with LLM(str(folder), **{**OPTIONS, "max_num_seqs": 1}) as llm:
         expected = [one.token_ids for one in llm.generate(prompts, params, use_tqdm=False)]
     swap = {"disk_cache_dir": str(tmp_path / "disk"), "disk_cache_size": 0.01}

@@ -9,7 +9,12 @@ from tests.perf import instructions
 
 @pytest.mark.parametrize(
     ("group", "is_quantised", "most", "share"),
-    [(8, False, 10.4, 0.35), (16, False, 10.4, 0.35), (4, True, 22.1, 0.60), (8, True, 11.2, 0.35)],
+    [
+        (8, False, 10.4, 0.35),
+        pytest.param(16, False, 10.4, 0.35, marks=pytest.mark.slow),
+        (4, True, 22.1, 0.60),
+        pytest.param(8, True, 11.2, 0.35, marks=pytest.mark.slow),
+    ],
 )
 def test_matrices_take_fewer_instructions_than_one_head_after_the_other(
     group: int, is_quantised: bool, most: float, share: float

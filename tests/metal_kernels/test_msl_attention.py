@@ -191,6 +191,7 @@ def test_large_groups_of_large_heads_are_right(
         assert found.error() <= found.tolerance
 
 
+@pytest.mark.slow
 def test_groups_in_8_bits_are_right(checked_backend: MetalBackend) -> None:
     """By matrices, whose columns are not all used; a window begins and ends inside pages."""
     for at, head_dim in enumerate(HEAD_DIMS):

@@ -6,6 +6,7 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
+import pytest
 
 from metal_kernels.limits import HEAD_DIMS, PAGE_SIZES
 from metal_kernels.metal import MetalBackend
@@ -78,6 +79,7 @@ def test_rows_go_to_their_slots_bit_by_bit(checked_backend: MetalBackend) -> Non
             check_write(checked_backend, pools, held, patterns(page_size)[pattern])
 
 
+@pytest.mark.slow
 def test_every_row_size_is_written_bit_by_bit(checked_backend: MetalBackend) -> None:
     for dtype, head_dim in ROWS:
         for page_size in PAGE_SIZES:

@@ -109,6 +109,7 @@ def test_any_number_of_heads_is_written(num_heads: int, emulated: MetalBackend) 
     assert np.array_equal(held(emulated, keys, keys)[0], expected(keys))
 
 
+@pytest.mark.slow
 def test_attention_is_that_over_what_the_bytes_mean(emulated: MetalBackend) -> None:
     for case in CASES:
         for backend in (*PLAIN, emulated):
