@@ -54,7 +54,10 @@ def test_cline_finishes_a_tool_loop(workplace: Workplace, model: Path) -> None:
         ("cline", "auth", *provider, *settings),
         ("cline", *provider, "--model", "local", TASK),
     )
-    finishes_a_loop(workplace, model, calls, commands)
+    try:
+        finishes_a_loop(workplace, model, calls, commands)
+    finally:
+        workplace.run(["cline", "hub", "stop"], {})  # a process that outlives its commands
 
 
 def test_qwen_code_finishes_a_tool_loop(workplace: Workplace, model: Path) -> None:
