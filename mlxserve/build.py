@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,9 @@ from mlxserve.hub.files import ModelFiles, find_model
 from mlxserve.hub.generation_config import for_vocabulary, read_generation_config
 from mlxserve.hub.text_encoders import TextEncoder, text_encoder
 from mlxserve.model.attention import backend_names, load_probed
+from mlxserve.model.drafting.draft_model import DraftModel
+from mlxserve.model.drafting.draft_pages import DraftPages
+from mlxserve.model.drafting.load import load_draft_model
 from mlxserve.model.load import LoadedModel
 from mlxserve.model.load_check import try_first
 from mlxserve.model.rank_group import RankGroup
@@ -58,9 +61,11 @@ from mlxserve.model.step_peak import StepPeak, measure_step
 from mlxserve.model.window_group import WindowGroup, window_group
 from mlxserve.model.work import forward_work
 from mlxserve.model.workers import Workers
+from mlxserve.scheduler.drafts import DeviceDrafts
 from mlxserve.scheduler.scheduler import Scheduler
 from mlxserve.system import machine, metal_memory
 from mlxserve.system.metal_memory import ModelShare
+from mlxserve.text.shared_vocabulary import refuse_other_vocabulary
 from mlxserve.text.template_caps import ALWAYS_ALLOWED
 from mlxserve.text.tokenizer import Tokenizer
 
@@ -100,6 +105,8 @@ def build_text_model(
     generation = read_generation_config(files)
     tokenizer = Tokenizer(files.path, generation.eos_token_ids)
     tokenizer.template.prepare()
+    if (draft_files := _draft_files(config)) is not None:
+        refuse_other_vocabulary(tokenizer, Tokenizer(draft_files.path), draft_files.name)
     trace = Trace(config.trace) if config.trace else None
     # Filled on the engine's thread.
     parts: list[tuple[int, Path | None, ImagePrompts]] = []
@@ -186,6 +193,13 @@ def _build_embedder(
     )
 
 
+def _draft_files(config: EngineConfig) -> ModelFiles | None:
+    """The files of the draft model; None if nothing is drafted by one."""
+    if config.draft_model is None or not config.max_draft:
+        return None
+    return find_model(config.draft_model)
+
+
 def new_fair_executor() -> FairExecutor:
     """Return an executor sized for this machine."""
     return FairExecutor(min(BODY_MEMORY, machine.total_memory() // 32))
@@ -222,12 +236,13 @@ def build_engine(
     ends = _ends(config, part, pool)
     pace = pace or _pace(config, loaded, part.step)
     disk = _disk(config, files, part, pace)
-    if config.scheduler.speculative_tokens and loaded.has_states:
+    if config.max_draft and loaded.has_states:
         log.warning(
             "speculative_tokens has no effect: this model keeps a recurrent state, which does not go "
             "back to the last accepted token."
         )
-    scheduler = Scheduler(config.scheduler, pool, disk, ends=ends, memory=part.shared)
+    drafts = None if part.drafter is None else DeviceDrafts(config.max_draft)
+    scheduler = Scheduler(config.scheduler, pool, disk, drafts, ends=ends, memory=part.shared)
     log.info(
         "%s is loaded: KV cache %d tokens in %d pages of %d (%.1f MiB, now %.1f), context %d, "
         "%sattention by %s, probe difference %.1e",
@@ -251,6 +266,7 @@ def build_engine(
         memory_limit=part.device_memory,
         workers=workers,
         windows=part.windows,
+        drafter=part.drafter,
     )
     if trace is None:
         engine = Engine(scheduler, runner, pace, disk=disk, workers=workers, planned=part.planned)
@@ -300,6 +316,8 @@ class EnginePart:
     windows        sliding-window layers in a pool of their own beside `kv`; None if there are none
     group          of these layers
     shared         memory that several kinds share; None if each kind has its own
+    drafter        makes drafts, in pages of its own with the ids of those in `kv`; None if nothing does
+    draft_files    of the drafter's model
     planned        bytes of weights, a step, a page, and as its pool recurrent states and the windows'
                    pages
     """
@@ -315,11 +333,19 @@ class EnginePart:
     windows: WindowKV | None = None
     group: WindowGroup | None = None
     shared: PoolMemory | None = None
+    drafter: DraftModel | None = None
+    draft_files: ModelFiles | None = None
 
     @property
     def pools(self) -> tuple[KVPool, ...]:
-        """The pools of keys and values, that of all positions first."""
+        """The model's pools of keys and values, that of all positions first."""
         return (self.kv,) if self.windows is None else (self.kv, self.windows.kv)
+
+    @property
+    def page_size_on_disk(self) -> int:
+        """Bytes of a page's record, which has the drafter's rows as well."""
+        drafted = 0 if self.drafter is None else self.drafter.pages.payload_size
+        return self.kv.nbytes_of(1) + drafted
 
 
 def build_part(
@@ -348,6 +374,13 @@ def build_part(
         group=group,
         adapters=find_adapters(config.adapters),
     )
+    draft_files, drafting = None if loaded.has_states else _draft_files(config), None
+    if draft_files is not None:
+        try_first(config, draft_files, memory_limit)
+        drafting = load_draft_model(
+            config, draft_files, loaded, is_metal=is_metal, memory_limit=memory_limit
+        )
+        loaded = replace(loaded, drafter=drafting.loaded)
     # A requested number of pages, at the start or in a resize, is bounded by all memory, without a
     # reserve.
     most = (memory.working_set if is_metal else memory.total) // num_here
@@ -363,6 +396,16 @@ def build_part(
             group=own,
             unkept=limit.unkept // num_here,
         )
+        if drafting is not None:
+            # It computes a step's prompts, too.
+            own_step = measure_step(
+                config,
+                drafting.loaded,
+                drafting.backends,
+                is_metal=is_metal,
+                memory_limit=most,
+            )
+            step = replace(step, planned=step.planned + own_step.planned)
     has_shared_states = shares_states(config, loaded)
     config = with_sizes(config, loaded, step, memory_limit, device_memory=most, group=own)
     assert config.num_pages is not None
@@ -380,11 +423,29 @@ def build_part(
         kv, windows = pools_of(loaded.layers, backends, config.page_size, numbers, (first, backed))
     else:
         kv = KVPool(loaded.layers, config.num_pages, config.page_size, backends, first)
+    drafter = None
+    if drafting is not None:
+        drafter = DraftModel(
+            drafting.loaded,
+            DraftPages(
+                KVPool(
+                    drafting.loaded.layers,
+                    config.num_pages,
+                    config.page_size,
+                    drafting.backends,
+                    first,
+                )
+            ),
+            vocab_size=loaded.vocab_size,
+            max_rows=config.scheduler.step_budget,
+            seed=config.seed,
+        )
+    page_bytes = kv.nbytes_of(1) + config.page_size * loaded.draft_bytes_per_token
     planned = PlannedMemory(
         weights=loaded.weight_size,
         step=planned_step,
-        pool=_bytes_beside(config, loaded, windows, shared, kv.nbytes_of(config.num_pages)),
-        page=kv.nbytes_of(1),
+        pool=_bytes_beside(config, loaded, windows, shared, config.num_pages * page_bytes),
+        page=page_bytes,
     )
     part = EnginePart(
         config,
@@ -398,9 +459,11 @@ def build_part(
         windows,
         own if windows else None,
         shared,
+        drafter,
+        draft_files,
     )
     if share is not None:
-        share.follow(*part.pools)
+        share.follow(*part.pools, *(() if drafter is None else (drafter.pages.kv,)))
     if group is not None:
         group.all_min(0)  # all are ready
     return part
@@ -471,7 +534,11 @@ def _disk(
             model=files.name,
             limit=limit,
             daily_writes=10 * limit if daily is None else int(daily * (1 << 30)),
-            payload_sizes={*(pool.nbytes_of(1) for pool in part.pools), loaded.state_nbytes},
+            payload_sizes={
+                part.page_size_on_disk,
+                *(pool.nbytes_of(1) for pool in part.pools[1:]),
+                loaded.state_nbytes,
+            },
         )
     except InvalidConfig as error:
         if config.disk_cache_dir or is_swap:
@@ -479,7 +546,7 @@ def _disk(
         log.warning("Nothing is kept on disk: %s", error)
         return None
     tier.flush(_INDEX_SECONDS)
-    kinds = [page_records(part.kv.nbytes_of(1))]
+    kinds = [page_records(part.page_size_on_disk)]
     if part.group is not None and part.windows is not None:
         kinds.append(window_records(part.windows.kv.nbytes_of(1)))
     if loaded.has_states:
@@ -499,13 +566,16 @@ def _identity(files: ModelFiles, part: EnginePart) -> bytes:
 
     It covers the model, and the layout of pages and states.
     """
-    layers, *windows = (
-        [(s.kv_heads, s.key_dim, s.value_dim, str(s.pool_dtype)) for s in pool.specs]
-        for pool in part.pools
-    )
+    layers, *windows = (_layout(pool) for pool in part.pools)
     arrays = [spec.arrays for spec in part.loaded.states or ()]
     states = [[(shape, str(dtype)) for shape, dtype in each] for each in arrays]
     layout = f"{files.fingerprint}/{part.kv.page_size}/{layers}/{states}"
     for specs in windows:
         layout += f"/{specs}"
+    if part.drafter is not None and part.draft_files is not None:
+        layout += f"/drafted by {part.draft_files.fingerprint}/{_layout(part.drafter.pages.kv)}"
     return blake2b(layout.encode(), digest_size=16).digest()
+
+
+def _layout(pool: KVPool) -> list[tuple[int, int, int, str]]:
+    return [(s.kv_heads, s.key_dim, s.value_dim, str(s.pool_dtype)) for s in pool.specs]

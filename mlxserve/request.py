@@ -286,6 +286,9 @@ class StatePlan(NamedTuple):
     keeps: tuple[tuple[int, int], ...]  # (position, id): snapshots to take there
 
 
+GUESS = -1  # in place of a drafted token that is guessed on the device, and no token
+
+
 class Chunk(NamedTuple):
     """One request's tokens in one step: positions start .. start + length.
 
@@ -296,7 +299,7 @@ class Chunk(NamedTuple):
     `is_lazy`: the chunk's one token is still being sampled by the step before.
     `state`: None where the model has no recurrent state, or nothing is to be done about it.
     `draft`: guesses at the tokens after the one known token at `start`; the chunk computes them as
-    well, and samples after each of its 1 + len(draft) rows.
+    well, and samples after each of its 1 + len(draft) rows. All are GUESS in a draft that the device makes.
     `window_table`: that of layers with a window, if they have a pool of their own.
     """
 
@@ -337,11 +340,13 @@ class Sampled:
     """The result of a chunk that samples, once its step is read.
 
     `more`: sampled after each token of the chunk's draft, whether that token is right or not.
+    `guesses`: tokens of a draft that the device made; GUESS where it could not.
     """
 
     token_id: int
     logprob: TokenLogprob | None = None
     more: tuple[Sampled, ...] = ()
+    guesses: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

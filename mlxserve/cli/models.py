@@ -27,14 +27,16 @@ def models(settings: Settings, json: Json = False) -> None:
 
     `mlxserve search` finds others. Adapters are listed where the options name some. A model fits if its weights and the
     context that it was trained for (or --max-model-len) fit in the memory that a server with these
-    options would use.
+    options would use, next to the weights and the cache of --draft-model.
     """
     from mlxserve.hub import catalog
 
     engine = settings.build(EngineConfig)
     memory = memory_for(engine)
     context = engine.scheduler.max_model_len
-    rows = [(entry, fit_of(entry, engine)) for entry in catalog.entries()]
+    known = catalog.entries()
+    drafter = _drafter_in(known, engine)
+    rows = [(entry, fit_of(entry, engine, drafter)) for entry in known]
     adapters = _adapters(settings)
     if json:
         cards = [card_of(entry, fit) for entry, fit in rows]
@@ -111,7 +113,17 @@ def memory_for(engine: EngineConfig) -> "MemoryLimit":
     return machine.memory().limit(engine.gpu_memory_utilization)
 
 
-def fit_of(entry: "Entry", engine: EngineConfig) -> "MemoryFit":
+def _drafter_in(known: "Sequence[Entry]", engine: EngineConfig) -> "Entry | None":
+    """Return the draft model of these options, if it is one of the models in the list."""
+    from mlxserve.hub.known_models import repository_of
+
+    if engine.draft_model is None or not engine.max_draft:
+        return None
+    names = {engine.draft_model, repository_of(engine.draft_model)}
+    return next((entry for entry in known if entry.name in names), None)
+
+
+def fit_of(entry: "Entry", engine: EngineConfig, drafter: "Entry | None" = None) -> "MemoryFit":
     from mlxserve.hub.catalog import memory_fit
     from mlxserve.system import machine
 
@@ -121,6 +133,7 @@ def fit_of(entry: "Entry", engine: EngineConfig) -> "MemoryFit":
         is_metal=machine.is_metal(),
         options=engine.scheduler,
         in_8_bits=engine.kv_cache_dtype == "q8",
+        drafter=drafter,
     )
 
 

@@ -36,7 +36,7 @@ _TABLES = "models"  # the name of the models' tables in the file
 # The name of the table of options that have no flag.
 _TUNING = "tuning"
 # Options that are the first model's, unless a table has them.
-_OF_FIRST = frozenset({"adapter"})
+_OF_FIRST = frozenset({"adapter", "draft_model"})
 # Variables of the same prefix that are not options: secrets, folders, what is read before options
 # are, and settings of our tests.
 OTHER_NAMES = frozenset(

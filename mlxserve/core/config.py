@@ -21,6 +21,7 @@ from mlxserve.core.option import Option, Options
 MIN_PAGES, MAX_PAGES = 2, 1 << 24  # bounds of the cache, whatever the memory
 _STEP_BUDGET = 2048
 _METAL_STEP_BUDGET = 512
+_DRAFT_TOKENS = 4  # of a draft model: one row more is another reading of the weights on most Macs
 _ADAPTER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 
 
@@ -181,17 +182,18 @@ class SchedulerConfig(Options):
         ),
     ] = 512
     speculative_tokens: Annotated[
-        int,
+        int | None,
         Option(
-            "Longest draft of an answer's next tokens, guessed from earlier text that ends in the "
-            "same words; the model verifies a draft in one step. Faster where answers copy, with the "
-            "same greedy answers; 0 is off.",
+            "Longest draft of an answer's next tokens, guessed by draft-model, or without one from earlier "
+            "text that ends in the same words; the model verifies a draft in one step. The answers are the "
+            "same; 0 is off.",
             "Scheduling",
             "tokens",
             ge=0,
             le=32,
+            default="4 with draft-model, otherwise 0",
         ),
-    ] = 0
+    ] = None
     max_pinned_fraction: Annotated[
         float,
         Option("Share of the KV cache that named prefixes may keep.", "Scheduling", ge=0, le=1),
@@ -304,6 +306,17 @@ class EngineConfig(Options):
             "NAME=FOLDER",
         ),
     ] = ()
+    draft_model: Annotated[
+        str | None,
+        Option(
+            "A small model with the same vocabulary that guesses the next tokens, for the model to verify "
+            "several in one step: a folder, a GGUF file, a repository or a name, as for model. The answers "
+            "are the same; speculative-tokens is the longest draft.",
+            "Model",
+            "folder or repository",
+            default="none",
+        ),
+    ] = None
     trial_process: Annotated[
         str | None,
         Option(
@@ -663,11 +676,23 @@ class EngineConfig(Options):
                 option="preemption_mode",
             )
 
+        if self.draft_model is not None:
+            raise InvalidConfig(
+                "draft_model works with one rank only. Leave it out.", option="draft_model"
+            )
         if self.scheduler.speculative_tokens:
             raise InvalidConfig(
                 "speculative_tokens works with one rank only. Leave it out, or set it to 0.",
                 option="speculative_tokens",
             )
+
+    @property
+    def max_draft(self) -> int:
+        """Longest draft in tokens; 0 if there are none."""
+        chosen = self.scheduler.speculative_tokens
+        if chosen is None:
+            return 0 if self.draft_model is None else _DRAFT_TOKENS
+        return chosen
 
     @property
     def num_ranks(self) -> int:

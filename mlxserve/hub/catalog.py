@@ -104,6 +104,13 @@ class Entry:
         values, rows = self.kv.num_window_values, self.kv.num_window_rows
         return num_tokens * _kv_bytes(values, rows, bytes_per_value, in_8_bits)
 
+    def draft_size(self, bytes_per_value: int, *, in_8_bits: bool = False) -> int:
+        """Bytes of keys and values per token of a draft model, whose layers all keep every token.
+
+        in_8_bits: as in `kv_size`
+        """
+        return _kv_bytes(self.kv.num_values, self.kv.num_rows, bytes_per_value, in_8_bits)
+
     def step_size(
         self, memory: MemoryLimit, options: SchedulerConfig, *, is_metal: bool, in_8_bits: bool
     ) -> int:
@@ -154,12 +161,14 @@ def memory_fit(
     is_metal: bool,
     options: SchedulerConfig | None = None,
     in_8_bits: bool = False,
+    drafter: Entry | None = None,
 ) -> MemoryFit:
     """Check that the context of the options fits next to the weights and a step.
 
     options: with the longest context, which is capped at the length that the model was trained for.
         Without one it is that length
     in_8_bits: with keys and values in 8 bits (`kv_cache_dtype=q8`)
+    drafter: the draft model that is loaded beside it
     """
     options = options or SchedulerConfig()
     # Without Metal all computation is in float32.
@@ -168,7 +177,12 @@ def memory_fit(
     context = min(options.max_model_len or made_for, made_for)
     per_token = entry.kv_size(bytes_per_value, in_8_bits=in_8_bits)
     step = entry.step_size(memory, options, is_metal=is_metal, in_8_bits=in_8_bits)
-    taken = entry.weight_size + beside_cache(step, memory.unkept)
+    taken = entry.weight_size
+    if drafter is not None:
+        per_token += drafter.draft_size(bytes_per_value, in_8_bits=in_8_bits)
+        step += drafter.step_size(memory, options, is_metal=is_metal, in_8_bits=in_8_bits)
+        taken += drafter.weight_size
+    taken += beside_cache(step, memory.unkept)
     if entry.kv.window:
         window = Window(entry.kv.window, _PAGE_SIZE)
         return _fit_with_windows(

@@ -54,13 +54,22 @@ class Forward(Protocol):
 
 
 def forward_of(
-    loaded: LoadedModel, kv: KVPool, states: StateStore, windows: WindowKV | None = None
+    loaded: LoadedModel,
+    kv: KVPool,
+    states: StateStore,
+    windows: WindowKV | None = None,
+    *,
+    shows_hidden: bool = False,
 ) -> Forward:
-    """Choose the forward of a model; `windows`: the pool of sliding-window layers, if separate."""
+    """Choose the forward of a model.
+
+    windows: the pool of sliding-window layers, if separate
+    shows_hidden: the head's input is captured in each step, which a recorded graph does not show
+    """
     if loaded.by_sequence:
         assert windows is None, "the whole sequence is gathered"
         return Sequences(loaded, kv, states)
-    return Rows(loaded, kv, states, windows)
+    return Rows(loaded, kv, states, windows, shows_hidden=shows_hidden)
 
 
 class Rows:
@@ -72,6 +81,8 @@ class Rows:
         kv: KVPool,
         states: StateStore,
         windows: WindowKV | None = None,
+        *,
+        shows_hidden: bool = False,
     ) -> None:
         self._kv = kv
         self._states = states
@@ -92,7 +103,7 @@ class Rows:
             and loaded.adapters is None
             and num_fused(loaded.model) == len(loaded.layers)
         )
-        self._graphs = StepGraphs(self._forward, kv, is_recorded=is_recorded)
+        self._graphs = StepGraphs(self._forward, kv, is_recorded=is_recorded and not shows_hidden)
 
     def logits(self, batch: Batch, tokens: mx.array, rows: list[int] | None) -> mx.array:
         pictures, positions = batch.pictures, batch.positions

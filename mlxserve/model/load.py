@@ -69,6 +69,7 @@ class LoadedModel:
     vision       its image encoder; None if it reads text only
     no_vision_reason    why a model trained to see has none
     adapters     of its layers; None if they are as they were loaded
+    drafter      a model that makes its drafts, whose weights and pages are counted with its own
     """
 
     name: str
@@ -83,6 +84,7 @@ class LoadedModel:
     vision: Vision | None = None
     no_vision_reason: str = ""
     adapters: Adapters | None = None
+    drafter: LoadedModel | None = None
 
     @property
     def layers(self) -> tuple[LayerSpec, ...]:
@@ -159,9 +161,16 @@ class LoadedModel:
 
     @property
     def weight_size(self) -> int:
-        """Bytes of the weights, including the image encoder's."""
+        """Bytes of the weights, including the image encoder's and the drafter's."""
         text: int = sum(array.nbytes for _, array in tree_flatten(self.model.parameters()))
-        return text + (0 if self.vision is None else self.vision.nbytes)
+        others = 0 if self.drafter is None else self.drafter.weight_size
+        return text + others + (0 if self.vision is None else self.vision.nbytes)
+
+    @property
+    def draft_bytes_per_token(self) -> int:
+        """Bytes of a position in the drafter's pages."""
+        layers = () if self.drafter is None else self.drafter.layers
+        return sum(spec.bytes_per_token() for spec in layers)
 
 
 def load(

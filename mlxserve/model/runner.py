@@ -16,7 +16,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from metal_kernels.reading import evaluate
+from metal_kernels.reading import evaluate, read
 from mlxserve.cache.kinds.full_pages import FullPages
 from mlxserve.cache.kinds.state_slots import StateSlots
 from mlxserve.cache.kinds.window_pages import WindowPages
@@ -25,19 +25,19 @@ from mlxserve.cache.window_kv import WindowKV
 from mlxserve.core.errors import OutOfMemory
 from mlxserve.core.stats import MemoryUse
 from mlxserve.model.batch import Batch
+from mlxserve.model.drafting.draft_pages import PairedPages
+from mlxserve.model.drafting.drafter import Drafter
 from mlxserve.model.embedding import Embedding
 from mlxserve.model.forward import forward_of
 from mlxserve.model.load import LoadedModel
-from mlxserve.model.sampler import Draw, PendingSample, sample
+from mlxserve.model.sampler import Draw, PendingSample, sample, seed_of
 from mlxserve.model.scoring import Scoring
 from mlxserve.model.states import StateStore
 from mlxserve.model.vision import Vision
 from mlxserve.model.workers import Workers
-from mlxserve.request import Chunk, Pooling, Sampled
+from mlxserve.request import GUESS, Chunk, Pooling, Sampled
 
 log = logging.getLogger("mlxserve.runner")
-
-_MASK64 = (1 << 64) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +52,7 @@ class Pending:
     draws: tuple[Draw, ...]
     sample: PendingSample | None  # None where no chunk samples
     done: mx.array  # small; computed when the step is
+    guesses: mx.array | None = None  # of drafts that the device makes, in the order of their chunks
 
     def row_of(self, chunk: Chunk) -> int:
         """Index of the sampled row of the chunk's request."""
@@ -72,22 +73,32 @@ class ModelRunner:
         memory_limit: int | None = None,
         workers: Workers | None = None,
         windows: WindowKV | None = None,
+        drafter: Drafter | None = None,
     ) -> None:
         """memory_limit: bytes of device memory that a growing pool may use.
 
         workers: the other ranks, on rank 0; they are told about each call before it is made
+        drafter: makes the drafts of placeholders; its pages are those of `kv`
         """
         self._memory_limit = memory_limit
         self._loaded = loaded
         self._kv = kv
         self._workers = workers
         self._states = StateStore(loaded.states, is_used=loaded.has_states)
-        self._forward = forward_of(loaded, kv, self._states, windows)
-        self._pools = {FullPages.name: kv}  # pools by the kind of their units
+        self._drafter = drafter
+        shows_hidden = drafter is not None and drafter.wants_hidden
+        self._forward = forward_of(loaded, kv, self._states, windows, shows_hidden=shows_hidden)
+        # The pages of all positions, with the drafter's.
+        self._pages = kv if drafter is None else PairedPages(kv, drafter.pages)
+        # Pools by the kind of their units.
+        self._pools: dict[str, KVPool | PairedPages] = {FullPages.name: self._pages}
         if windows is not None:
             self._pools[WindowPages.name] = windows.kv
         # What reads and writes the units of each kind.
-        self._units: dict[str, KVPool | StateStore] = {**self._pools, StateSlots.name: self._states}
+        self._units: dict[str, KVPool | PairedPages | StateStore] = {
+            **self._pools,
+            StateSlots.name: self._states,
+        }
         self._writes_in_place = all(pool.writes_in_place for pool in self._pools.values())
         self._seed = seed
 
@@ -108,15 +119,38 @@ class ModelRunner:
         lazy = _lazy_rows(batch, previous)
         if self._workers is not None:
             self._workers.step(chunks, lazy)
-        logits = self.logits(batch, _tokens(batch, previous, lazy))
+        tokens, guesses = _tokens(batch, previous, lazy), None
+        if self._drafter is None:
+            logits = self.logits(batch, tokens)
+        else:
+            logits, guesses = self._drafted(self._drafter, batch, tokens)
         if batch.sampling:
             draws = tuple(draw for chunk in batch.sampling for draw in self._draws(chunk, lazy))
             previous_ids = previous.sample.ids if previous and previous.sample else None
             result = sample(logits, draws, previous_ids)
             if self._workers is not None:
                 result = replace(result, ids=self._workers.share(result.ids))
-            return Pending(tuple(chunks), draws, result, result.ids)
+            return Pending(tuple(chunks), draws, result, result.ids, guesses)
         return Pending(tuple(chunks), (), None, mx.argmax(logits, axis=-1))
+
+    def _drafted(
+        self, drafter: Drafter, batch: Batch, tokens: mx.array
+    ) -> tuple[mx.array, mx.array | None]:
+        """Return (logits, guesses): those of the drafter take the places of the drafts' tokens."""
+        chunks = batch.plan
+        drafter.begin(chunks)
+        guesses = None
+        if drafting := [chunk for chunk in chunks if chunk.draft[:1] == (GUESS,)]:
+            guesses = drafter.propose(drafting)
+            tokens[mx.array(_draft_rows(chunks))] = mx.maximum(guesses, 0)
+        if not drafter.wants_hidden:
+            logits = self.logits(batch, tokens)
+            drafter.follow(chunks, tokens, None)
+            return logits, guesses
+        with self._loaded.selector.capturing() as captured:
+            logits = self.logits(batch, tokens)
+        drafter.follow(chunks, tokens, captured[0].reshape(len(tokens), -1) if captured else None)
+        return logits, guesses
 
     def start(self, pending: Pending) -> None:
         """Start the device unless `launch` did. Every earlier step must have been collected."""
@@ -132,7 +166,12 @@ class ModelRunner:
             evaluate(pending.done)
             return [None] * len(pending.chunks)
         sampled = iter(pending.sample.read(pending.draws))
-        return [_of_chunk(chunk, sampled) if chunk.samples else None for chunk in pending.chunks]
+        # The step's tokens depend on them, so that they are computed.
+        guesses = iter([] if pending.guesses is None else read(pending.guesses).tolist())
+        return [
+            _of_chunk(chunk, sampled, guesses) if chunk.samples else None
+            for chunk in pending.chunks
+        ]
 
     def embedding(
         self,
@@ -172,7 +211,7 @@ class ModelRunner:
         """`KVPool.copy_pages`, ordered after the steps launched so far and before the next one."""
         if self._workers is not None:
             self._workers.copy_pages(sources, targets)
-        self._kv.copy_pages(sources, targets)
+        self._pages.copy_pages(sources, targets)
 
     def resize(self, num_pages: int) -> None:
         """Resize the pool (`KVPool.resize`); a smaller one drops recurrent states and window pages.
@@ -187,11 +226,11 @@ class ModelRunner:
         if num_pages < self._kv.num_pages:
             self._states.clear()
             self._empty_windows()
-        self._kv.resize(num_pages)
+        self._pages.resize(num_pages)
 
     def _empty_windows(self) -> None:
         for pool in self._pools.values():
-            if pool is not self._kv:
+            if pool is not self._pages:
                 pool.restart(pool.num_pages)
 
     def back(self, kind: str, num_pages: int) -> None:
@@ -229,7 +268,7 @@ class ModelRunner:
             log.warning("The device reports: %s", error)
         self._states.clear()
         self._empty_windows()
-        self._kv.restart(num_pages)
+        self._pages.restart(num_pages)
 
     def drop(self, kind: str, units: Sequence[int]) -> None:
         """Drop these units, and the states of requests that no longer run."""
@@ -251,12 +290,12 @@ class ModelRunner:
             self._workers.refuse_too_many(num_pages)
         if self._memory_limit is None:
             return
-        twice = max((array.nbytes for array in self._kv.arrays()), default=0)
-        left = self._memory_limit - mx.get_active_memory() - twice + self._kv.nbytes
-        if self._kv.nbytes_of(num_pages) > left:
-            max_pages = max(self._kv.num_pages, left // self._kv.nbytes_of(1))
+        twice = max((array.nbytes for array in self._pages.arrays()), default=0)
+        left = self._memory_limit - mx.get_active_memory() - twice + self._pages.nbytes
+        if self._pages.nbytes_of(num_pages) > left:
+            max_pages = max(self._kv.num_pages, left // self._pages.nbytes_of(1))
             raise OutOfMemory(
-                f"{num_pages} pages need {self._kv.nbytes_of(num_pages) / (1 << 30):.2f} GiB, but "
+                f"{num_pages} pages need {self._pages.nbytes_of(num_pages) / (1 << 30):.2f} GiB, but "
                 f"next to the model the device has {max(0, left) / (1 << 30):.2f} GiB. Ask for at "
                 f"most {max_pages} pages."
             )
@@ -305,16 +344,9 @@ class ModelRunner:
 
         Each has its own position, and so the random numbers that it would have without the draft.
         """
-        seed, first = self._seed_of(chunk), chunk.end - len(chunk.draft)
+        seed, first = seed_of(chunk.request, self._seed), chunk.end - len(chunk.draft)
         positions = range(first, chunk.end + 1)
         return [Draw(chunk.request, seed, position, lazy.get(chunk)) for position in positions]
-
-    def _seed_of(self, chunk: Chunk) -> int:
-        """The request's seed, or one derived from the engine's seed and the order of arrival."""
-        seed = chunk.request.asked.params.seed
-        if seed is None:
-            return (self._seed * 0x9E3779B97F4A7C15 + chunk.request.arrival + 1) & _MASK64
-        return seed & _MASK64
 
 
 def _lazy_rows(batch: Batch, previous: Pending | None) -> dict[Chunk, int]:
@@ -336,9 +368,22 @@ def _tokens(batch: Batch, previous: Pending | None, lazy: dict[Chunk, int]) -> m
     return tokens
 
 
-def _of_chunk(chunk: Chunk, sampled: Iterator[Sampled]) -> Sampled:
+def _draft_rows(chunks: Sequence[Chunk]) -> list[int]:
+    """Rows of the drafts that the device makes."""
+    rows: list[int] = []
+    end = 0
+    for chunk in chunks:
+        end += chunk.length
+        if chunk.draft[:1] == (GUESS,):
+            rows += range(end - len(chunk.draft), end)
+    return rows
+
+
+def _of_chunk(chunk: Chunk, sampled: Iterator[Sampled], guesses: Iterator[int]) -> Sampled:
     """Return the chunk's next token, followed by those after its draft."""
     first = next(sampled)
     if not chunk.draft:
         return first
-    return replace(first, more=tuple(islice(sampled, len(chunk.draft))))
+    more = tuple(islice(sampled, len(chunk.draft)))
+    made = tuple(islice(guesses, len(chunk.draft))) if chunk.draft[0] == GUESS else ()
+    return replace(first, more=more, guesses=made)

@@ -101,17 +101,33 @@ def sample(
     logits: (rows, vocabulary), any float type; draws: one per row
     pending_ids: the previous step's ids, for draws with a lazy_index
     """
-    logits = raw = logits.astype(mx.float32)
-    if any(_is_steered(draw.request.asked) for draw in draws):
-        logits = _with_bias(_with_penalties(raw, draws, pending_ids), draws)
-        logits = _guided(_without_early_ends(logits, draws), draws)
-    ids = _choose(logits, draws)
+    raw = logits.astype(mx.float32)
+    ids = sampled_ids(raw, draws, pending_ids)
     wanting = tuple(
         i for i, draw in enumerate(draws) if draw.request.asked.params.logprobs is not None
     )
     if not wanting:
         return PendingSample(ids, (), None, None, None)
     return PendingSample(ids, wanting, *_logprobs_of(raw, ids, draws, wanting))
+
+
+def sampled_ids(
+    logits: mx.array, draws: Sequence[Draw], pending_ids: mx.array | None = None
+) -> mx.array:
+    """Choose a token for each row as `sample` does; (rows,) int32."""
+    logits = raw = logits.astype(mx.float32)
+    if any(_is_steered(draw.request.asked) for draw in draws):
+        logits = _with_bias(_with_penalties(raw, draws, pending_ids), draws)
+        logits = _guided(_without_early_ends(logits, draws), draws)
+    return _choose(logits, draws)
+
+
+def seed_of(request: LiveRequest, engine_seed: int) -> int:
+    """The request's seed, or one derived from the engine's seed and the order of arrival."""
+    seed = request.asked.params.seed
+    if seed is None:
+        return (engine_seed * 0x9E3779B97F4A7C15 + request.arrival + 1) & _MASK64
+    return seed & _MASK64
 
 
 def _is_steered(request: Request) -> bool:

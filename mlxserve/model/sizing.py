@@ -295,7 +295,8 @@ def _refuse_too_many_pages(
 
 
 def _page_bytes(loaded: LoadedModel, page_size: int) -> int:
-    return page_size * sum(spec.bytes_per_token() for spec in loaded.layers)
+    own = sum(spec.bytes_per_token() for spec in loaded.layers)
+    return page_size * (own + loaded.draft_bytes_per_token)
 
 
 def left_for_cache(loaded: LoadedModel, step: StepPeak | None, memory_limit: int) -> int:

@@ -156,7 +156,7 @@ def peak_with_copies(
 
 def _max_positions(loaded: LoadedModel, memory_limit: int, group: WindowGroup | None) -> int:
     """Positions of a sequence that has all memory besides the weights."""
-    each = sum(spec.bytes_per_token() for spec in loaded.layers)
+    each = sum(spec.bytes_per_token() for spec in loaded.layers) + loaded.draft_bytes_per_token
     if group is not None:
         each = group.other_page_bytes // group.page_size
     return max(1, (memory_limit - loaded.weight_size) // each) if each else loaded.max_length

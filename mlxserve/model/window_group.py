@@ -136,7 +136,7 @@ def window_group(config: EngineConfig, loaded: LoadedModel) -> WindowGroup | Non
     if loaded.all_max(int(bool(reason))):
         log.info("Layers with a window of %d keep all positions: %s", size, reason)
         return None
-    sizes = {True: 0, False: 0}
+    sizes = {True: 0, False: config.page_size * loaded.draft_bytes_per_token}
     for spec in loaded.layers:
         sizes[spec.window is not None] += config.page_size * spec.bytes_per_token()
     # What ranks can have depends on each one's layers: they divide it once.

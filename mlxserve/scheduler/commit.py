@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from mlxserve.core.stats import SchedulerStats
 from mlxserve.request import (
+    GUESS,
     Chunk,
     FinishReason,
     LiveRequest,
@@ -78,9 +79,9 @@ class Commit:
         taken: list[Sampled] = []
         reason = None
         if result is not None and not is_finished:
-            taken, reason = self._take(request, chunk.draft, result)
+            taken, reason = self._take(request, result.guesses or chunk.draft, result)
         if chunk.draft:
-            self._end_draft(chunk, taken)
+            self._end_draft(chunk, result, taken)
         end = chunk.end
         if end % self._page_size < chunk.length:  # it reached the end of a page
             self._publish(chunk, end)
@@ -124,19 +125,22 @@ class Commit:
             return FinishReason.LENGTH
         return FinishReason.REPETITION if _is_in_loop(request) else None
 
-    def _end_draft(self, chunk: Chunk, taken: Sequence[Sampled]) -> None:
+    def _end_draft(self, chunk: Chunk, result: Sampled | None, taken: Sequence[Sampled]) -> None:
         """Count the rows of accepted tokens as computed; the others will be overwritten."""
         request, num_accepted = chunk.request, max(0, len(taken) - 1)
+        num_drafted = len(chunk.draft)
+        if result is not None and result.guesses:
+            num_drafted -= result.guesses.count(GUESS)
         request.is_drafting = False
         request.num_computed += num_accepted
-        request.num_drafted += len(chunk.draft)
+        request.num_drafted += num_drafted
         request.num_accepted += num_accepted
-        self._stats.drafted_tokens += len(chunk.draft)
+        self._stats.drafted_tokens += num_drafted
         self._stats.accepted_tokens += num_accepted
         if taken:
             self._roster.fair_share.charge(request.asked.client, decode=num_accepted)
-            if self._drafts is not None:
-                self._drafts.learn(request, len(chunk.draft), num_accepted)
+            if self._drafts is not None and num_drafted:
+                self._drafts.learn(request, num_drafted, num_accepted)
 
     def _publish(self, chunk: Chunk, end: int) -> None:
         """Publish the pages that a computed chunk, which ends at position `end`, has completed."""

@@ -1,4 +1,7 @@
-"""Drafts: guesses at a request's next tokens, from its own text (prompt lookup decoding).
+"""Drafts: how many tokens each decode of a step drafts, and those that prompt lookup guesses.
+
+    LookupDrafts   guesses at a request's next tokens, from its own text (prompt lookup decoding)
+    DeviceDrafts   placeholders for what a drafter on the device guesses (`model/drafting/`)
 
     ... total = add(a, b) ... now rename b:  total = add(a, │
                 └ last here ┘                 └ 3 tokens ┘  └ draft: b ) ...
@@ -9,11 +12,16 @@ after each of them; those that it samples itself are accepted. The idea is A. Sa
 Lookup Decoding" (2023).
 """
 
+# ruff: noqa: B027 (a source overrides what concerns it)
+
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from itertools import takewhile
+from typing import Protocol
 
-from mlxserve.request import LiveRequest, TokenIds
+from mlxserve.request import GUESS, LiveRequest, TokenIds
 
 # A forward of few rows waits for weights, so that more rows cost little. On a 2-core x86 machine with
 # the embedded model drafts (of which 8 in 10 were accepted) made one answer 1.5 to 2.8 times as fast
@@ -21,6 +29,10 @@ from mlxserve.request import LiveRequest, TokenIds
 # a GPU.
 MAX_DECODES = 2
 MAX_ROWS = 16  # of a step's decodes and drafts
+# The same where a drafter guesses, which guesses more than text that was seen before. On Macs since the M3
+# a small product reads the weights once for each five rows, and from 13 to 32 rows about as often as for 12.
+MAX_GUESSED_DECODES = 8
+MAX_GUESSED_ROWS = 32
 
 _GRAM = 3  # tokens that are looked up
 _FIRST_DRAFT = 4  # tokens
@@ -29,11 +41,77 @@ _INDEXED_AT_ONCE = 4096  # tokens: about a millisecond
 _BITS = 21  # of a token id in a key; vocabularies have up to 2**18 tokens
 
 
-class Drafts:
-    """The drafts of all requests of a scheduler, of at most `max_tokens` tokens each."""
+class DraftLengths(Protocol):
+    """Decides how many tokens the decodes of a step draft."""
 
-    def __init__(self, max_tokens: int) -> None:
+    def choose(self, decodes: Sequence[LiveRequest], num_rows: int) -> Sequence[int]:
+        """Return the maximum draft of each of these decodes.
+
+        May be called more than once for a step, and first where it is decided whether a step is read early.
+
+        num_rows: of all decodes in the step, including those that cannot draft
+        """
+
+
+class FixedLengths:
+    """Drafts of `max_tokens` for few decodes, and none for more of them."""
+
+    def __init__(
+        self, max_tokens: int, max_decodes: int = MAX_DECODES, max_rows: int = MAX_ROWS
+    ) -> None:
         self._max_tokens = max_tokens
+        self._max_decodes = max_decodes
+        self._max_rows = max_rows
+
+    def choose(self, decodes: Sequence[LiveRequest], num_rows: int) -> Sequence[int]:
+        if num_rows > self._max_decodes:
+            return [0] * len(decodes)
+        return [min(self._max_tokens, self._max_rows // max(1, num_rows) - 1)] * len(decodes)
+
+
+class Drafts(ABC):
+    """The drafts of all requests of a scheduler, from one source."""
+
+    def __init__(self, lengths: DraftLengths) -> None:
+        self.lengths = lengths
+
+    @abstractmethod
+    def expects_draft(self, request: LiveRequest) -> bool:
+        """Return True if the request, whose newest token is unread, will probably have a draft after it."""
+
+    @abstractmethod
+    def draft(self, request: LiveRequest, max_tokens: int) -> tuple[int, ...]:
+        """Return up to `max_tokens` tokens that may follow the known ones; no sampled token is unread."""
+
+    def learn(self, request: LiveRequest, num_drafted: int, num_accepted: int) -> None:
+        """Adapt to a draft whose first `num_accepted` tokens the model has accepted."""
+
+    def forget(self, request: LiveRequest) -> None:
+        """Drop what is kept of a request that no longer runs."""
+
+    def clear(self) -> None:
+        """Drop what is kept of all requests."""
+
+
+class DeviceDrafts(Drafts):
+    """Drafts that a drafter makes on the device, of up to `max_tokens` tokens."""
+
+    def __init__(self, max_tokens: int, lengths: DraftLengths | None = None) -> None:
+        super().__init__(lengths or FixedLengths(max_tokens, MAX_GUESSED_DECODES, MAX_GUESSED_ROWS))
+
+    def expects_draft(self, request: LiveRequest) -> bool:  # noqa: ARG002 (any request has one)
+        return True
+
+    def draft(self, request: LiveRequest, max_tokens: int) -> tuple[int, ...]:  # noqa: ARG002
+        """Return placeholders."""
+        return (GUESS,) * max_tokens
+
+
+class LookupDrafts(Drafts):
+    """Drafts by prompt lookup, of up to `max_tokens` tokens."""
+
+    def __init__(self, max_tokens: int, lengths: DraftLengths | None = None) -> None:
+        super().__init__(lengths or FixedLengths(max_tokens))
         self._lookups: dict[LiveRequest, Lookup] = {}  # of running requests
 
     @property
@@ -42,19 +120,15 @@ class Drafts:
         return len(self._lookups)
 
     def expects_draft(self, request: LiveRequest) -> bool:
-        """Return True if the request, whose newest token is unread, will probably have a draft after it."""
         return self._lookup(request).expects_draft(request.token_ids)
 
     def draft(self, request: LiveRequest, max_tokens: int) -> tuple[int, ...]:
-        """Return up to `max_tokens` tokens that may follow the known ones; no sampled token is unread."""
-        return self._lookup(request).draft(request.token_ids, min(max_tokens, self._max_tokens))
+        return self._lookup(request).draft(request.token_ids, max_tokens)
 
     def learn(self, request: LiveRequest, num_drafted: int, num_accepted: int) -> None:
-        """Adapt to a draft whose first `num_accepted` tokens the model has accepted."""
         self._lookup(request).learn(num_drafted, num_accepted)
 
     def forget(self, request: LiveRequest) -> None:
-        """Drop the lookup of a request that no longer runs."""
         self._lookups.pop(request, None)
 
     def clear(self) -> None:

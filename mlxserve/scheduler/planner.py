@@ -14,7 +14,7 @@ from mlxserve.core.stats import SchedulerStats
 from mlxserve.request import Chunk, LiveRequest, RequestState
 from mlxserve.scheduler.admission import Admission, Candidate
 from mlxserve.scheduler.balance import Balance
-from mlxserve.scheduler.drafts import MAX_DECODES, MAX_ROWS, Drafts
+from mlxserve.scheduler.drafts import Drafts
 from mlxserve.scheduler.limit import LimitContext, LimitReason, LimitRules, limit
 from mlxserve.scheduler.page_tables import PageTables
 from mlxserve.scheduler.preemption import Preemption
@@ -220,8 +220,6 @@ class StepPlanner:
         running = self._roster.running.values()
         if any(request.is_drafting for request in running):
             return True
-        if len(running) > MAX_DECODES:
-            return False
         hopeful = [
             request
             for request in running
@@ -229,19 +227,22 @@ class StepPlanner:
             and len(request.token_ids) == request.num_computed
             and self._num_draftable(request, len(request.token_ids) + 1) > 0
         ]
+        lengths = drafts.lengths.choose(hopeful, len(running))
+        drafting = [request for request, num in zip(hopeful, lengths, strict=True) if num > 0]
         # Each is looked at: a draft that was expected and cannot be made counts as a failure.
-        return sum(map(drafts.expects_draft, hopeful)) > 0
+        return sum(map(drafts.expects_draft, drafting)) > 0
 
     def _plan_drafts(self, step: Step, drafts: Drafts) -> None:
-        """Let decodes verify drafts with the rest of the budget, if there are few of them."""
-        if not 0 < len(step.decodes) <= MAX_DECODES:
-            return
-        most = MAX_ROWS // len(step.decodes) - 1
-        for request in step.decodes:
+        """Let decodes verify drafts with the rest of the budget."""
+        decodes = [
+            request for request in step.decodes if not request.num_in_flight and _may_draft(request)
+        ]
+        lengths = drafts.lengths.choose(decodes, len(step.decodes))
+        for request, max_tokens in zip(decodes, lengths, strict=True):
             num_known = len(request.token_ids)
-            if request.num_in_flight or not _may_draft(request):
+            longest = min(max_tokens, step.budget, self._num_draftable(request, num_known))
+            if max_tokens < 1:
                 continue
-            longest = min(most, step.budget, self._num_draftable(request, num_known))
             draft = drafts.draft(request, longest)
             draft = draft[: self._num_covered(request, num_known + len(draft)) - num_known]
             if draft:

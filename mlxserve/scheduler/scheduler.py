@@ -49,7 +49,7 @@ from mlxserve.request import (
 from mlxserve.scheduler.balance import Balance
 from mlxserve.scheduler.commit import Commit
 from mlxserve.scheduler.disk_pages import Disk
-from mlxserve.scheduler.drafts import Drafts
+from mlxserve.scheduler.drafts import Drafts, LookupDrafts
 from mlxserve.scheduler.limit import LimitRules
 from mlxserve.scheduler.moves import Moves
 from mlxserve.scheduler.page_tables import PageTables
@@ -92,7 +92,7 @@ class Scheduler:
         self._drafts: Drafts | None = None
         may_draft = all(end.allows_drafts for end in ends)
         if may_draft and (drafts or config.speculative_tokens):
-            self._drafts = drafts or Drafts(config.speculative_tokens)
+            self._drafts = drafts or LookupDrafts(config.speculative_tokens or 0)
         self.num_steps = 0  # planned, empty ones included
         self._stats = SchedulerStats()
         self._num_arrivals = 0

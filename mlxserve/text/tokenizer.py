@@ -89,6 +89,11 @@ class Tokenizer:
         """Number of tokens in the vocabulary. The model's embedding may be larger."""
         return len(self._wrapper)
 
+    def vocabulary(self) -> dict[str, int]:
+        """The ids of all tokens by their names."""
+        with self._lock:
+            return dict(self._wrapper.get_vocab())
+
     def serialized(self) -> str | None:
         """The contents of a tokenizer.json; None for the few tokenizers without a Rust backend."""
         if self._fast is None:

@@ -33,6 +33,17 @@ def test_the_list_has_a_heading_and_stars_the_largest_that_is_of_use(offline: Ru
     assert re.search(r"fits(, (1 window|up to \d+ windows))?$", starred[0])
 
 
+def test_the_memory_of_a_draft_model_is_counted(offline: Run) -> None:
+    draft, needed = ("--draft-model", "mlxserve-mini"), []
+    for flags in ((), draft, (*draft, "--speculative-tokens", "0")):
+        listed = json.loads(offline("models", "--json", *flags).out)["models"]
+        needed.append({model["name"]: model["needed"] for model in listed})
+    plain, drafted, off = needed
+    assert drafted["mlxserve-mini"] > 1.9 * plain["mlxserve-mini"], "itself twice"
+    assert all(drafted[name] > plain[name] for name in plain)
+    assert off == plain
+
+
 def entry(name: str, size: int, *, purpose: str = "", source: Origin = Origin.SUGGESTED) -> Entry:
     return Entry(
         name, source, size, KVShape(64, has_states=False, num_rows=2), 40_960, purpose=purpose

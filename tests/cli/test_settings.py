@@ -218,6 +218,13 @@ def test_adapters_are_those_of_the_first_model_or_of_a_table(home: Path) -> None
     assert read({"adapter": ("a=b",)}).models()[1].config.adapters == {"c": "d", "e": "f=g"}
 
 
+def test_a_draft_model_is_that_of_the_first_model_or_of_a_table(home: Path) -> None:
+    first, second = models_of(home, {"draft_model": "a/b"})
+    assert (first.config.draft_model, second.config.draft_model) == ("a/b", None)
+    (home / "config.toml").write_text('[models.one]\n[models.two]\ndraft_model = "c/d"\n')
+    assert [model.config.draft_model for model in read().models()] == [None, "c/d"]
+
+
 def test_named_models_come_first_with_their_tables(home: Path) -> None:
     found = models_of(home, {"model": ("org/other", "small")})
     assert [(one.config.model, one.is_named) for one in found] == [

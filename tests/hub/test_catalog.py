@@ -162,6 +162,31 @@ def test_weights_and_the_context_must_fit_together() -> None:
     assert fit_of(entry, context=2, memory=999).num_tokens == 0
 
 
+def test_a_draft_model_takes_memory_for_its_weights_and_for_each_token() -> None:
+    entry = Entry("m", Origin.FOLDER, weight_size=1000, kv=SMALL, context=0)
+    drafter = Entry(
+        "d", Origin.FOLDER, weight_size=300, kv=KVShape(8, has_states=False, num_rows=2), context=0
+    )
+    assert drafter.draft_size(2) == 16
+    assert drafter.draft_size(2, in_8_bits=True) == 8 + 2 * 4
+    windowed = Entry(
+        "w",
+        Origin.FOLDER,
+        300,
+        KVShape(8, has_states=False, num_rows=2, window=24, num_window_values=6),
+        0,
+    )
+    assert windowed.draft_size(2) == 16, "its layers keep every token"
+    fit = memory_fit(
+        entry,
+        memory=MemoryLimit(1300 + 100 * (40 + 16)),
+        is_metal=True,
+        options=SchedulerConfig(max_model_len=100),
+        drafter=drafter,
+    )
+    assert (fit.fits, fit.num_tokens, fit.needed) == (True, 100, 1300 + 5600)
+
+
 def test_in_8_bits_more_tokens_fit_beside_a_scale_for_each_row() -> None:
     entry = Entry("m", Origin.FOLDER, 1000, KVShape(256, has_states=False, num_rows=4), 0)
     assert entry.kv_size(2, in_8_bits=True) == 256 + 4 * 4

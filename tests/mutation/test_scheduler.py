@@ -355,8 +355,8 @@ FOUND_BY_CLAIM: dict[str, Bug] = {
     "drafts beside many decodes": Bug(
         StepPlanner,
         "_plan_drafts",
-        "if not 0 < len(step.decodes) <= MAX_DECODES:",
-        "if not step.decodes:",
+        "drafts.lengths.choose(decodes, len(step.decodes))",
+        "drafts.lengths.choose(decodes, 1)",
         test_drafts.test_no_draft_is_made_beside_many_decodes_though_no_step_is_unread,
     ),
     "drafts of guided answers": Bug(

@@ -33,6 +33,7 @@ from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.core.stats import PoolStats
 from mlxserve.images.picture import Placed, marks_of
 from mlxserve.request import (
+    GUESS,
     STATE_SLOTS,
     CacheMiss,
     CacheReport,
@@ -48,7 +49,7 @@ from mlxserve.request import (
 )
 from mlxserve.scheduler.admission import MAX_CANDIDATES
 from mlxserve.scheduler.disk_pages import Load
-from mlxserve.scheduler.drafts import MAX_DECODES, Drafts
+from mlxserve.scheduler.drafts import MAX_DECODES, LookupDrafts
 from mlxserve.scheduler.page_tables import PageCopy
 from mlxserve.scheduler.scheduler import Scheduler
 from tests.scheduler.fingerprint import fingerprint
@@ -109,7 +110,7 @@ def answer(request: LiveRequest, max_model_len: int) -> tuple[list[int], FinishR
             return tokens, FinishReason.LENGTH
 
 
-class GhostDrafts(Drafts):
+class GhostDrafts(LookupDrafts):
     """Drafts whose first tokens are right: how many is a function of the text, from none to all."""
 
     def expects_draft(self, request: LiveRequest) -> bool:
@@ -124,6 +125,24 @@ class GhostDrafts(Drafts):
             tokens.append(right if index < num_right else (right + 1) % VOCAB)
             prefix = advance(prefix, tokens[-1])
         return tuple(tokens)
+
+
+class GhostGuesses(GhostDrafts):
+    """The same drafts, made on the device: the plan has placeholders, and some are never guessed."""
+
+    def __init__(self, max_tokens: int) -> None:
+        super().__init__(max_tokens)
+        self._made: dict[LiveRequest, tuple[int, ...]] = {}
+        self._num_made = 0
+
+    def draft(self, request: LiveRequest, most: int) -> tuple[int, ...]:
+        made = super().draft(request, most)
+        self._num_made += 1
+        self._made[request] = made if self._num_made % 5 else (GUESS,) * len(made)
+        return (GUESS,) * len(made)
+
+    def guessed(self, chunk: Chunk) -> tuple[int, ...]:
+        return self._made[chunk.request][: len(chunk.draft)]
 
 
 @dataclass
@@ -186,6 +205,7 @@ class GhostEngine:
     reports: dict[str, CacheReport | None] = field(default_factory=dict)
     num_saved: int = 0  # pages of preempted requests that the disk took
     loads: list[Load] = field(default_factory=list)
+    guesses: GhostGuesses | None = None  # of drafts that are made on the device
     pinned: list[LiveRequest] = field(default_factory=list)  # named prefixes, computed
     promises: dict[LiveRequest, int] = field(default_factory=dict)  # tokens it may have in any case
     num_computed: int = 0
@@ -646,19 +666,27 @@ class GhostEngine:
         ]
         prefixes.append(advance(prefixes[-1], first))
         sampled = first
-        for guess, following in zip(chunk.draft, more, strict=True):
+        draft = self._draft_of(chunk)
+        for guess, following in zip(draft, more, strict=True):
             if guess != sampled:
                 break
             sampled = following
             prefixes.append(advance(prefixes[-1], sampled))
-        return Sampled(first, more=tuple(map(Sampled, more)))
+        guesses = draft if chunk.draft[:1] == (GUESS,) else ()
+        return Sampled(first, more=tuple(map(Sampled, more)), guesses=guesses)
+
+    def _draft_of(self, chunk: Chunk) -> tuple[int, ...]:
+        if chunk.draft[:1] != (GUESS,):
+            return chunk.draft
+        assert self.guesses is not None, "a placeholder that nothing fills"
+        return self.guesses.guessed(chunk)
 
     def _prefixes_of(self, chunk: Chunk) -> list[int]:
         """By position, as far as the chunk goes: those of its draft included, right or wrong."""
         if not chunk.draft:
             return self.prefixes[chunk.request]
         before = self.prefixes[chunk.request][: chunk.start + 1]
-        return before[:-1] + list(accumulate(chunk.draft, advance, initial=before[-1]))
+        return before[:-1] + list(accumulate(self._draft_of(chunk), advance, initial=before[-1]))
 
     def _slot(self, chunk: Chunk, position: int) -> int:
         page_size = self.scheduler.pool.page_size
@@ -985,6 +1013,7 @@ def make_engine() -> Callable[..., GhostEngine]:
         num_window_pages: int = 0,
         shared: int | None = None,
         state_bytes: int | None = None,
+        on_device: bool = False,
         **options: object,
     ) -> GhostEngine:
         """Make an engine whose kinds share memory if one of two sizes is given.
@@ -1022,7 +1051,10 @@ def make_engine() -> Callable[..., GhostEngine]:
         if num_state_slots is not None:
             ends.append(StateSlots(num_state_slots, pool))
         memory = PoolMemory(nbytes, page_bytes) if len(page_bytes) > 1 else None
-        drafts = GhostDrafts(config.speculative_tokens) if config.speculative_tokens else None
-        return GhostEngine(Scheduler(config, pool, disk, drafts, ends, memory), disk)
+        source = GhostGuesses if on_device else GhostDrafts
+        drafts = source(config.speculative_tokens) if config.speculative_tokens else None
+        engine = GhostEngine(Scheduler(config, pool, disk, drafts, ends, memory), disk)
+        engine.guesses = drafts if isinstance(drafts, GhostGuesses) else None
+        return engine
 
     return make

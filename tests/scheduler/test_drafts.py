@@ -10,8 +10,8 @@ import pytest
 from mlxserve.cache.pages import PagePool
 from mlxserve.core.config import SchedulerConfig
 from mlxserve.core.sampling_params import SamplingParams
-from mlxserve.request import FinishReason, Request, Sampled, as_token_ids
-from mlxserve.scheduler.drafts import MAX_DECODES, MAX_ROWS, Drafts, Lookup
+from mlxserve.request import GUESS, FinishReason, Request, Sampled, as_token_ids
+from mlxserve.scheduler.drafts import MAX_DECODES, MAX_ROWS, Lookup, LookupDrafts
 from mlxserve.scheduler.fairness import DECODE_WEIGHT, PREFILL_WEIGHT
 from mlxserve.scheduler.scheduler import Scheduler
 from tests.scheduler.test_scheduler import GuideThatWaits
@@ -149,7 +149,7 @@ def test_accepted_drafts_are_charged_to_their_client(make_engine: Callable) -> N
 
 
 def test_nothing_is_kept_of_requests_that_ended() -> None:
-    drafts = Drafts(8)
+    drafts = LookupDrafts(8)
     scheduler = Scheduler(SchedulerConfig(max_model_len=128), PagePool(64, 4), drafts=drafts)
     for number in range(3):
         request = scheduler.add(Request(f"r{number}", [1, 2, 3], SamplingParams(max_tokens=9)))
@@ -191,6 +191,39 @@ def test_an_abort_while_a_draft_is_unread_publishes_nothing_of_it(make_engine: C
     assert len(engine.scheduler.pool.order.first()) <= num_known // 4
 
 
+def test_placeholders_are_no_tokens_whatever_becomes_of_their_step(make_engine: Callable) -> None:
+    """An aborted answer, and one whose drafter had no guess."""
+    engine = make_engine(speculative_tokens=8, on_device=True)
+    request, other = engine.add([1, 2, 3, 4, 5], 60), engine.add([6, 7], 30)
+    while not any(chunk.draft for step, _ in engine.unread for chunk in step):
+        engine.step()
+    assert {token for step, _ in engine.unread for chunk in step for token in chunk.draft} == {
+        GUESS
+    }
+    num_known = len(request.token_ids)
+    engine.abort(request.id, FinishReason.ABORT)
+    engine.drain()
+    assert len(request.token_ids) == num_known
+    assert len(engine.answers[other.id]) == 30
+    assert min([*request.token_ids, *other.token_ids]) >= 0
+    assert 0 < other.num_accepted < other.num_drafted
+
+
+def test_what_was_not_guessed_is_neither_counted_nor_learnt(make_engine: Callable) -> None:
+    engine = make_engine(speculative_tokens=8, on_device=True)
+    learnt: list[int] = []
+    engine.guesses.learn = lambda _request, num_drafted, _num_accepted: learnt.append(num_drafted)
+    engine.add([1, 2, 3], 60)
+    num_planned = 0
+    while engine.scheduler.has_work:
+        engine.step()
+        num_planned += sum(len(chunk.draft) for step, _ in engine.unread for chunk in step)
+    drafted = engine.scheduler.stats().drafted_tokens
+    assert sum(learnt) == drafted > 0
+    assert min(learnt) > 0
+    assert drafted < num_planned
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_no_order_of_events_breaks_an_invariant_with_drafts(
     make_engine: Callable, seed: int
@@ -199,6 +232,7 @@ def test_no_order_of_events_breaks_an_invariant_with_drafts(
     find what earlier ones have left."""
     draw = random.Random(seed)
     engine = make_engine(
+        on_device=seed % 2 == 1,
         speculative_tokens=draw.choice([2, 8, 16]),
         num_pages=draw.choice([12, 20, 64]),
         max_num_seqs=draw.choice([1, 2, 4, 8]),

@@ -50,6 +50,11 @@ def refuse_options(config: EngineConfig, name: str) -> None:
             f"{name} turns texts into vectors, and such models are not divided among ranks. Serve it in one "
             "process."
         )
+    if config.draft_model is not None:
+        raise InvalidConfig(
+            f"{name} turns texts into vectors, for which nothing is drafted. Leave draft_model out.",
+            option="draft_model",
+        )
     if config.adapter:
         raise InvalidConfig(
             f"{name} turns texts into vectors, and such models have no adapters. Leave adapter out.",

@@ -1,0 +1,61 @@
+"""Draft models for tests: copies of a model whose weights are changed a little, so that they guess well, not always."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from mlxserve.model.drafting.drafter import Drafter
+from mlxserve.request import Chunk
+
+
+def similar_model(folder: Path, like: Path, *, noise: float = 0.0, bits: int | None = None) -> Path:
+    """Write the model in `like` with random noise on its matrices, or rounded to some bits."""
+    shutil.copytree(like, folder, dirs_exist_ok=True)
+    mx.random.seed(11)
+    changed = {}
+    for name, array in mx.load(str(like / "model.safetensors")).items():
+        if array.ndim == 2 and noise:
+            scale = 1 + noise * mx.random.normal(array.shape)
+            changed[name] = (array * scale).astype(array.dtype)
+        elif array.ndim == 2 and bits is not None:
+            packed = mx.quantize(array.astype(mx.float32), 64, bits)
+            changed[name] = mx.dequantize(*packed, 64, bits).astype(array.dtype)
+        else:
+            changed[name] = array
+    mx.save_safetensors(str(folder / "model.safetensors"), changed, metadata={"format": "mlx"})
+    return folder
+
+
+@contextmanager
+def spoiled_pages(value: float | None, *, every: int) -> Iterator[list[int]]:
+    """Fill the drafter's pages with `value`, or random numbers if it is None, before every n-th step.
+
+    The list that it yields gets an entry each time.
+    """
+    num_steps, times = 0, []
+    begin = Drafter.begin
+    draw = np.random.default_rng(3)
+
+    def spoil(drafter: Drafter, chunks: tuple[Chunk, ...]) -> None:
+        nonlocal num_steps
+        num_steps += 1
+        begin(drafter, chunks)
+        if num_steps % every:
+            return
+        kv = drafter.pages.kv
+        size = kv.nbytes_of(1) // 4
+        numbers = draw.normal(size=size) * 3 if value is None else np.full(size, value)
+        pages = range(kv.num_backed)
+        kv.write_units(pages, [numbers.astype(np.float32).tobytes()] * len(pages))
+        times.append(num_steps)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Drafter, "begin", spoil)
+        yield times
