@@ -21,7 +21,7 @@ ARROWS: dict[str, str] = {
     "core": "metal_kernels",
     "system": "core",
     "helpers": "core system",
-    "images": "core helpers",
+    "images": "core system helpers",
     "request": "core images",
     "cache": "metal_kernels core request",
     "disk": "core system",

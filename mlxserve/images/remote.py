@@ -13,42 +13,27 @@ resolves otherwise a moment later changes nothing.
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import socket
 from collections.abc import Awaitable, Callable
 
 import httpx
 
 from mlxserve.core.errors import InvalidRequest
+from mlxserve.system import addresses
 
 MAX_SIZE = 20 << 20  # bytes of a file
 MAX_REDIRECTS = 3
 SECONDS = 10.0  # total time
 MAX_AT_ONCE = 8
 _HEADERS = {"accept": "image/*", "accept-encoding": "identity", "user-agent": "mlxserve"}
-_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")  # addresses that end with one of IPv4
-_LOCAL_NAT64 = ipaddress.IPv6Network("64:ff9b:1::/48")
-
 # The addresses of a host and a port, as texts.
 Resolve = Callable[[str, int], Awaitable[list[str]]]
 
 
 def is_public(address: str) -> bool:
-    """True if anybody could reach the address, and not this machine or its network alone."""
-    ip = ipaddress.ip_address(address.partition("%")[0])
-    if isinstance(ip, ipaddress.IPv6Address):
-        if (inner := _ipv4_in(ip)) is not None:
-            return is_public(str(inner))
-        if ip in _LOCAL_NAT64 or ip.teredo is not None:
-            return False
-    return ip.is_global and not ip.is_multicast and not ip.is_reserved
-
-
-def _ipv4_in(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
-    """Return the IPv4 address that a gateway, or the system, connects to for this one."""
-    if address in _NAT64:
-        return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
-    return address.ipv4_mapped or address.sixtofour
+    """True if anybody could reach a literal address, and not this machine or its network alone."""
+    parsed = addresses.parse(address)
+    return parsed is not None and addresses.is_public(parsed)
 
 
 async def addresses_of(host: str, port: int) -> list[str]:
@@ -107,8 +92,8 @@ class RemoteFiles:
         if url.userinfo:
             raise InvalidRequest("is at a URL with a password in it, which is not sent")
         port = url.port or (443 if url.scheme == "https" else 80)
-        addresses = await self._resolve(url.raw_host.decode("ascii"), port)
-        public = [address for address in addresses if self._may_reach(address)]
+        resolved = await self._resolve(url.raw_host.decode("ascii"), port)
+        public = [address for address in resolved if self._may_reach(address)]
         if not public:
             raise InvalidRequest(
                 "is not at a public address, and no others are fetched from; send it as a data: URL"
