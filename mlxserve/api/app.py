@@ -20,7 +20,7 @@ from mlxserve.api.access.key_check import KeyCheck
 from mlxserve.api.access.keys import Keyring
 from mlxserve.api.access.limits import KeyLimits
 from mlxserve.api.access.policy import AccessPolicy
-from mlxserve.api.access.security import LOOPBACK_HOSTS, HostCheck, OriginCheck, request_id
+from mlxserve.api.access.security import HostCheck, OriginCheck, request_id
 from mlxserve.api.bodies.body_route import check_subject
 from mlxserve.api.dispatch import ModelDispatch
 from mlxserve.api.downloads import Downloads, Register
@@ -146,8 +146,8 @@ def create_server_app(
             Middleware(
                 Gate,
                 paths=CanonicalPaths(routes),
-                hosts=HostCheck((*LOOPBACK_HOSTS, *access.hosts), any_address=access.any_address),
-                origins=OriginCheck(access.origins),
+                hosts=HostCheck(access.host_names),
+                origins=OriginCheck(access.host_names, access.origins),
                 keys=KeyCheck(keyring, is_behind_proxy=access.is_behind_proxy),
                 drain=drain,
                 limits=KeyLimits(access.max_requests_per_key, access.requests_per_minute_per_key),

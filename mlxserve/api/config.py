@@ -89,7 +89,8 @@ class ServerConfig(Options):
     allowed_host: Annotated[
         tuple[str, ...],
         Option(
-            "Another name that the Host header may have, such as a proxy's; may be repeated.",
+            "Another name that the Host header may have, such as a proxy's; may be repeated. Without API "
+            "keys it opens the models to whoever reaches that name.",
             "Security",
         ),
     ] = ()

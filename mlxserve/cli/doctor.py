@@ -2,6 +2,7 @@
 
 # Annotations are read by typer at run time, so this file does not postpone them.
 
+import os
 import sys
 from collections.abc import Iterator
 from itertools import chain
@@ -115,10 +116,25 @@ def _diagnose() -> bool:
     from mlxserve.doctor.sections import section
 
     is_well = True
-    for finding in chain(diagnose(), section("service", _service_findings)):
+    more = (section("access", _access_findings), section("service", _service_findings))
+    for finding in chain(diagnose(), *more):
         print_safe(finding)
         is_well = is_well and not finding.is_broken
     return is_well
+
+
+def _access_findings() -> Iterator["Finding"]:
+    """Report who gets into a server that is started with the configuration of now."""
+    from mlxserve.api.access.description import describe
+    from mlxserve.api.access.policy import read_access
+    from mlxserve.api.config import ServerConfig
+    from mlxserve.cli.options import SCHEMAS
+    from mlxserve.cli.settings import Settings
+    from mlxserve.doctor.finding import Finding
+
+    config = Settings.read(SCHEMAS, {}, os.environ).build(ServerConfig)
+    for name, value in describe(read_access(config, os.environ.get("MLXSERVE_API_KEY"))):
+        yield Finding(name, value)
 
 
 def _service_findings() -> Iterator["Finding"]:

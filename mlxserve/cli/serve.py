@@ -3,6 +3,7 @@
 # Annotations are read by typer at run time, so this file does not postpone them.
 
 import gc
+import logging
 import os
 import signal
 import sys
@@ -78,6 +79,7 @@ def _serve(
     settings: of models that are added
     is_private: for the parent process alone
     """
+    from mlxserve.api.access.description import opened_without_key
     from mlxserve.api.access.policy import read_access
     from mlxserve.api.build import ModelServer
     from mlxserve.api.server import logs
@@ -87,6 +89,8 @@ def _serve(
 
     logs.configure(server.log_level)
     access = read_access(server, os.environ.get("MLXSERVE_API_KEY"))
+    if (opened := opened_without_key(access)) is not None:
+        logging.getLogger(__name__).warning(opened)
     limits = Limits.from_config(server).within(machine.allow_open_files())
     with bind(server.host, server.port) as listener:
         config = models[0].config

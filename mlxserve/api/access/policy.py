@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mlxserve.api.access.keys import Key, KeyFile, Keyring, Scope, usual_file
+from mlxserve.api.access.names import HostNames
 from mlxserve.api.access.security import host_header_name, is_loopback
 from mlxserve.api.config import NO_FILE, ServerConfig
 from mlxserve.core.errors import InvalidConfig
@@ -26,7 +27,8 @@ MIN_KEY_LENGTH = 16
 class AccessPolicy:
     """Who may use the server.
 
-    hosts: names allowed in the Host header besides loopback, IPv6 in brackets
+    hosts: names of this machine in the Host header besides loopback, IPv6 in brackets
+    allowed_hosts: more names that the operator allows there
     any_address: also allow any literal address there; a web page can only rebind names
     origins: origins of web pages that may call, such as `https://chat.example`
     api_keys: requests must send one of these, if there are any
@@ -41,6 +43,7 @@ class AccessPolicy:
     """
 
     hosts: Sequence[str] = ()
+    allowed_hosts: Sequence[str] = ()
     any_address: bool = False
     origins: Sequence[str] = ()
     api_keys: Sequence[str] = ()
@@ -52,6 +55,12 @@ class AccessPolicy:
     is_exposed: bool = False
     is_behind_proxy: bool = False
     allow_remote_images: bool = False
+
+    @property
+    def host_names(self) -> HostNames:
+        return HostNames.from_names(
+            (*self.hosts, *self.allowed_hosts), any_address=self.any_address
+        )
 
     def keyring(self) -> Keyring:
         """Build the ring of all keys.
@@ -67,9 +76,9 @@ class AccessPolicy:
 def read_access(config: ServerConfig, environment_key: str | None = None) -> AccessPolicy:
     """Read the policy from the options and the environment. Raises InvalidConfig."""
     host = config.host
-    own_names = () if is_loopback(host) else _own_names(host)
     access = AccessPolicy(
-        hosts=tuple(host_header_name(name) for name in (*own_names, *config.allowed_host)),
+        hosts=tuple(map(host_header_name, _own_names(host))),
+        allowed_hosts=tuple(map(host_header_name, config.allowed_host)),
         any_address=_is_wildcard(host),
         origins=tuple(_origin(origin) for origin in config.allowed_origin),
         api_keys=tuple(_keys_of(Path(config.api_key_file))) if config.api_key_file else (),
@@ -124,10 +133,10 @@ def _checked(key: str, source: str) -> str:
 
 
 def _own_names(host: str) -> tuple[str, ...]:
-    if not _is_wildcard(host):
-        return (host,)
+    """Names of this machine, and the address or name that the server listens on."""
     name = socket.gethostname().partition(".")[0]
-    return (socket.gethostname(), name, f"{name}.local")
+    names = (socket.gethostname(), name, f"{name}.local")
+    return names if is_loopback(host) or _is_wildcard(host) else (host, *names)
 
 
 def _is_wildcard(host: str) -> bool:

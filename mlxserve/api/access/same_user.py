@@ -19,10 +19,10 @@ import psutil
 from starlette.requests import Request
 from starlette.types import Scope
 
+from mlxserve.api.access.names import host_name
 from mlxserve.api.access.security import (
     has_key,
     header_values,
-    host_name,
     is_admin,
     is_loopback,
     is_same_origin,
@@ -33,7 +33,9 @@ BEHIND_PROXY = "mlxserve.behind_proxy"  # in the scope of a request: whether it 
 CONNECTION = "mlxserve.connection"  # in the state of a request: what is known of its connection
 SAME_USER = "same_user"
 # Proxies name the client in these. nginx adds none by default, and long sent HTTP/1.0 by default.
-_RELAY_HEADERS = frozenset((b"forwarded", b"via", b"x-real-ip"))
+_RELAY_HEADERS = frozenset(
+    (b"forwarded", b"via", b"x-real-ip", b"x-client-ip", b"true-client-ip", b"cf-connecting-ip")
+)
 _RELAY_PREFIX = b"x-forwarded-"
 
 

@@ -7,9 +7,8 @@ and a browser's Origin must be allowed. They only read the head of a request.
 
 from __future__ import annotations
 
-import ipaddress
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from starlette.datastructures import MutableHeaders
@@ -18,14 +17,16 @@ from starlette.types import Scope
 
 from mlxserve.api.access.keys import OWNER, Key
 from mlxserve.api.access.keys import Scope as KeyScope
+from mlxserve.api.access.names import HostNames, host_name, is_of_app
 from mlxserve.api.errors import ApiError
 from mlxserve.request import ANONYMOUS
+from mlxserve.system import addresses
 
 _CLIENT = "mlxserve.client"  # in the scope of a request: its `client_name`
-LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "[::1]")
 # Ollama's client for JavaScript names itself, which a browser asks about first.
 _ALLOWED_HEADERS = "authorization, content-type, user-agent"
-_HOST = re.compile(r"(?P<name>[a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?", re.ASCII)
+# Headers that a page asks for: official clients send a dozen of their own.
+_HEADER_NAMES = re.compile(r"[a-z0-9-]{1,64}(?:, ?[a-z0-9-]{1,64}){0,63}", re.ASCII)
 
 
 def request_id(request: Request) -> str:
@@ -104,12 +105,8 @@ def _key(request: Request) -> Key | None:
 
 
 def is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+    address = addresses.parse(host)
+    return host == "localhost" or (address is not None and addresses.is_loopback(address))
 
 
 def host_header_name(host: str) -> str:
@@ -120,13 +117,14 @@ def host_header_name(host: str) -> str:
 class HostCheck:
     """Refuses a request whose Host header does not name this server."""
 
-    def __init__(self, hosts: Iterable[str], *, any_address: bool = False) -> None:
-        self._hosts = frozenset(hosts)
-        self._any_address = any_address
+    def __init__(self, names: HostNames) -> None:
+        self._names = names
 
     def check(self, scope: Scope) -> None:
         """Raises ApiError 403 unless the Host header names this server."""
-        if not self._names_us(header_values(scope, b"host")):
+        hosts = header_values(scope, b"host")
+        name = host_name(hosts[0]) if len(hosts) == 1 else None
+        if name is None or not self._names.name_us(name):
             raise ApiError(
                 403,
                 "The Host header does not name this server. "
@@ -134,37 +132,36 @@ class HostCheck:
                 code="host_not_allowed",
             )
 
-    def _names_us(self, hosts: Sequence[str]) -> bool:
-        name = host_name(hosts[0]) if len(hosts) == 1 else None
-        if name is None:
-            return False
-        return name in self._hosts or (self._any_address and _is_address(name))
-
 
 @dataclass(frozen=True, slots=True)
 class PageHeaders:
-    """The CORS headers that let a web page of an allowed origin read the reply."""
+    """The CORS headers that let a page of an allowed origin read the reply.
+
+    headers: names of the headers that it asks to send
+    """
 
     origin: str
     is_preflight: bool
+    headers: str = _ALLOWED_HEADERS
 
     def add_to(self, headers: MutableHeaders) -> None:
         headers["access-control-allow-origin"] = self.origin
         headers["access-control-expose-headers"] = "x-request-id, x-mlxserve-warning"
         headers.append("vary", "Origin")
         if self.is_preflight:
-            headers["access-control-allow-methods"] = "GET, POST"
-            headers["access-control-allow-headers"] = _ALLOWED_HEADERS
+            headers["access-control-allow-methods"] = "GET, POST, PATCH, DELETE"
+            headers["access-control-allow-headers"] = self.headers
             headers["access-control-max-age"] = "600"
 
 
 class OriginCheck:
     """Refuses requests that a browser sends for a web page that is not allowed.
 
-    Programs send neither Origin nor Sec-Fetch-Site.
+    Programs send neither Origin nor Sec-Fetch-Site; those with a web view send an origin of their own.
     """
 
-    def __init__(self, origins: Sequence[str] = ()) -> None:
+    def __init__(self, names: HostNames, origins: Sequence[str] = ()) -> None:
+        self._names = names
         self._origins = frozenset(origins)
 
     def check(self, scope: Scope) -> PageHeaders | None:
@@ -180,35 +177,41 @@ class OriginCheck:
                 "If you trust this one, allow it with --allowed-origin.",
                 code="origin_not_allowed",
             )
-        if not origins or origins[0] not in self._origins:
+        if not origins or not self._is_named(origins[0]):
             return None
         is_preflight = scope["method"] == "OPTIONS" and bool(
             header_values(scope, b"access-control-request-method")
         )
-        return PageHeaders(origins[0], is_preflight)
+        return PageHeaders(origins[0], is_preflight, _headers_to_send(scope))
+
+    def _is_named(self, origin: str) -> bool:
+        return origin in self._origins or is_of_app(origin)
 
     def _allows(self, scope: Scope, origins: list[str]) -> bool:
         if len(origins) > 1:
             return False
         if origins:
-            return origins[0] in self._origins or is_same_origin(scope, origins[0])
-        return all(
-            site in ("same-origin", "none") for site in header_values(scope, b"sec-fetch-site")
-        )
+            return self._is_named(origins[0]) or (
+                is_same_origin(scope, origins[0]) and self._is_our_page(scope)
+            )
+        sites = header_values(scope, b"sec-fetch-site")
+        if not all(site in ("same-origin", "none") for site in sites):
+            return False
+        return "same-origin" not in sites or self._is_our_page(scope)
+
+    def _is_our_page(self, scope: Scope) -> bool:
+        """True if a page under the request's host is this server's."""
+        # HostCheck has required exactly one.
+        [host] = header_values(scope, b"host")
+        name = host_name(host)
+        return name is not None and self._names.cannot_be_rebound(name)
 
 
-def _is_address(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name.strip("[]"))
-    except ValueError:
-        return False
-    return True
-
-
-def host_name(host: str) -> str | None:
-    """Parse a Host header: its name or address, without the port; None if it is neither."""
-    match = _HOST.fullmatch(host.lower())
-    return match["name"] if match else None
+def _headers_to_send(scope: Scope) -> str:
+    """Names of the headers that a page, which is trusted, asks to send; else the usual ones."""
+    names = header_values(scope, b"access-control-request-headers")
+    is_list = len(names) == 1 and _HEADER_NAMES.fullmatch(names[0].lower())
+    return names[0] if is_list else _ALLOWED_HEADERS
 
 
 def is_same_origin(scope: Scope, origin: str) -> bool:

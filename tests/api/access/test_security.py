@@ -59,10 +59,28 @@ def test_loopback_names_are_accepted_as_host(client: TestClient) -> None:
         "127.0.0.1@evil.com",
         "127.0.0.1:8000:evil.com",
         "127.0.0.1:",
-        "0.0.0.0",
         "::1",
         "[::2]",
         "127.1",
+        "0x7f.0.0.1",
+        "2130706433",
+        "8.8.8.8",
+        "100.64.0.1",
+        "169.254.169.254",
+        "[fe80::1]",
+        "[2606:4700::1111]",
+        "[::ffff:8.8.8.8]",
+        ".local",
+        ".localhost",
+        "a..internal",
+        "local",
+        "internal",
+        "box.local.evil.com",
+        "evil-local",
+        "evil.locals",
+        "box.internal.",
+        "box.local@evil.com",
+        "host.docker.internal.evil.com",
         "127.0.0.1 ",
         "l\u00f6calhost",
     ],
@@ -70,6 +88,28 @@ def test_loopback_names_are_accepted_as_host(client: TestClient) -> None:
 def test_another_host_is_refused(client: TestClient, host: str) -> None:
     reply = client.post(CHAT, json=HELLO, headers={"host": host.encode("latin-1")})
     assert (reply.status_code, word_of(reply)) == (403, "host_not_allowed")
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "0.0.0.0",
+        "[::]:8000",
+        "127.8.9.1",
+        "10.0.0.7:8000",
+        "172.16.0.1",
+        "192.168.1.5",
+        "[fd00::7]:11434",
+        "studio.local",
+        "STUDIO.LOCAL:8000",
+        "host.docker.internal:11434",
+        "a.b.localhost",
+    ],
+)
+def test_names_that_programs_of_this_machine_use_are_accepted(
+    client: TestClient, host: str
+) -> None:
+    assert client.post(CHAT, json=HELLO, headers={"host": host}).status_code == 200
 
 
 def test_another_host_is_refused_on_every_route(client: TestClient, chat: FakeChat) -> None:
@@ -82,10 +122,10 @@ def test_another_host_is_refused_on_every_route(client: TestClient, chat: FakeCh
 
 
 def test_an_allowed_host_is_accepted(chat: FakeChat) -> None:
-    client = client_of(chat, hosts=["studio.local", "[fe80::1]"])
-    assert client.get("/health", headers={"host": "studio.local:80"}).status_code == 200
+    client = client_of(chat, hosts=["studio.example"], allowed_hosts=["[fe80::1]"])
+    assert client.get("/health", headers={"host": "studio.example:80"}).status_code == 200
     assert client.get("/health", headers={"host": "[fe80::1]"}).status_code == 200
-    assert client.get("/health", headers={"host": "other.local"}).status_code == 403
+    assert client.get("/health", headers={"host": "other.example"}).status_code == 403
 
 
 @pytest.mark.parametrize(
@@ -98,6 +138,17 @@ def test_an_allowed_host_is_accepted(chat: FakeChat) -> None:
         {"origin": "http://localhost:3000"},
         {"origin": "https://127.0.0.1:8000"},
         {"origin": "http://["},
+        {"origin": "app:"},
+        {"origin": "app:/obsidian.md"},
+        {"origin": "tauri.localhost"},
+        {"origin": "http://tauri.localhost"},
+        {"origin": "xapp://obsidian.md"},
+        {"origin": "app://a,https://evil.com"},
+        {"origin": "app://a https://evil.com"},
+        {"origin": "https://app://a"},
+        {"origin": "data://x"},
+        {"origin": "moz-extension://abc"},
+        {"origin": "vscode-webviews://abc"},
         {"sec-fetch-site": "cross-site"},
         {"sec-fetch-site": "same-site"},
         {"sec-fetch-site": "nonsense"},
@@ -147,6 +198,55 @@ def test_an_allowed_page_may_send_requests_and_read_replies(chat: FakeChat) -> N
         assert reply.headers["access-control-allow-origin"] == PAGE
         assert reply.headers["vary"] == "Origin"
     assert client.get("/health", headers={"origin": "https://chat.example.evil"}).status_code == 403
+
+
+APPS = [
+    "app://obsidian.md",
+    "file://",
+    "tauri://localhost",
+    "vscode-webview://0k3l",
+    "vscode-file://vscode-app",
+]
+
+
+@pytest.mark.parametrize("origin", APPS)
+def test_programs_with_a_web_view_may_send_requests_and_read_replies(
+    client: TestClient, origin: str
+) -> None:
+    headers = {"origin": origin, "sec-fetch-site": "cross-site"}
+    asked = "authorization,content-type,x-stainless-lang,x-stainless-retry-count"
+    preflight = client.options(
+        CHAT,
+        headers={
+            **headers,
+            "access-control-request-method": "PATCH",
+            "access-control-request-headers": asked,
+        },
+    )
+    assert preflight.status_code == 204
+    assert preflight.headers["access-control-allow-origin"] == origin
+    assert preflight.headers["access-control-allow-headers"] == asked
+    assert "PATCH" in preflight.headers["access-control-allow-methods"]
+    reply = client.post(CHAT, json=HELLO, headers=headers)
+    assert reply.status_code == 200
+    assert reply.headers["access-control-allow-origin"] == origin
+
+
+@pytest.mark.parametrize("asked", ["a b", "a;b", "a,\tb", "ä", "a,,b", ",".join(["a"] * 65)])
+def test_no_other_list_of_headers_is_repeated(client: TestClient, asked: str) -> None:
+    headers = {"origin": APPS[0], "access-control-request-method": "POST"}
+    named = {"access-control-request-headers": asked.encode("latin-1")}
+    reply = client.options(CHAT, headers={**headers, **named})
+    assert reply.headers["access-control-allow-headers"].startswith("authorization, content-type")
+
+
+@pytest.mark.parametrize("host", ["evil.local:8000", "evil.internal:8000"])
+def test_a_page_of_a_name_that_may_be_rebound_is_not_ours(client: TestClient, host: str) -> None:
+    """A machine of the network answers for such a name, serves a page, and then answers 127.0.0.1."""
+    for page in ({"origin": f"http://{host}"}, {"sec-fetch-site": "same-origin"}):
+        assert client.post(CHAT, json=HELLO, headers={"host": host, **page}).status_code == 403
+    own = {"host": "mlx.localhost:8000", "origin": "http://mlx.localhost:8000"}
+    assert client.post(CHAT, json=HELLO, headers=own).status_code == 200
 
 
 def test_no_page_is_allowed_by_default(client: TestClient) -> None:
