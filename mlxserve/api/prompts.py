@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from starlette.requests import Request
 
+from mlxserve.api.access.security import key_id
 from mlxserve.api.bodies.fields import Prompt
 from mlxserve.api.bodies.prompt_source import PromptSource
 from mlxserve.api.errors import invalid_value
@@ -217,7 +218,8 @@ class Prompts:
 
     async def _image(self, request: Request, sent: SentImage) -> Image:
         try:
-            return await self._images.image(sent.source, partial(run_fairly, request))
+            turn = partial(run_fairly, request)
+            return await self._images.image(sent.source, turn, key_id(request))
         except InvalidRequest as error:
             raise InvalidParameter(sent.where, f"the image {error}") from error
 

@@ -8,14 +8,13 @@ them a thousand times. So it is tried at first beside other short work
 its turn among longer jobs, which have a process of their own.
 
 The newest images are kept by their files' content, because a conversation sends its images with
-each turn.
+each turn: those of each API key for itself, so that no key learns what others have sent.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import threading
-from collections import OrderedDict
 from functools import cache, partial
 from hashlib import blake2b
 from typing import TypeVar
@@ -25,6 +24,7 @@ from mlxserve.helpers.errors import HelperKilled, JobFailed, KillReason
 from mlxserve.helpers.fair_executor import MEDIUM_SECONDS, SHORT_SECONDS, Lane, RunFairly, lane_of
 from mlxserve.helpers.helper import BEHIND_THE_ENGINE, Helper
 from mlxserve.images.image import DIGEST_SIZE, Image
+from mlxserve.system.owned_cache import OwnedCache
 
 T = TypeVar("T")
 
@@ -47,12 +47,14 @@ class ImageDecoder:
     def __init__(self, max_kept: int = _MAX_KEPT) -> None:
         """`max_kept`: bytes of the newest images' pixels."""
         self._helpers: dict[Lane, Helper] = {}
-        self._kept: OrderedDict[bytes, Image] = OrderedDict()  # images by hash of the file
-        self._max_kept = max_kept
+        # By hash of the file.
+        self._kept = OwnedCache[bytes, Image](max_kept, lambda image: image.pixels.nbytes)
         self._lock = threading.Lock()
 
-    async def decode(self, data: bytes, run_fairly: RunFairly) -> Image:
+    async def decode(self, data: bytes, run_fairly: RunFairly, owner: str = "") -> Image:
         """Decode the first frame, upright and on white.
+
+        owner: id of the API key that sent it
 
         Raises InvalidRequest, whose message is the end of a sentence about the image,
         HelperUnavailable, EngineStopped, and what `run_fairly` raises.
@@ -60,42 +62,30 @@ class ImageDecoder:
         if importlib.util.find_spec("PIL") is None:
             raise InvalidRequest('cannot be read without Pillow: pip install "mlxserve[vision]"')
         key = await run_fairly(len(data) / _HASHED_PER_SECOND, partial(_key, data))
-        if (known := self._known(key)) is not None:
+        if (known := self._kept.get(owner, key)) is not None:
             return known
-        image = await self._decoded(data, run_fairly)
-        self._keep(key, image)
+        image = await self._decoded(data, run_fairly, owner)
+        self._kept.put(owner, key, image)
         return image
 
-    async def _decoded(self, data: bytes, run_fairly: RunFairly) -> Image:
+    async def _decoded(self, data: bytes, run_fairly: RunFairly, owner: str) -> Image:
         expected = len(data) / _BYTES_PER_SECOND
         for lane in Lane:
             if lane < lane_of(expected):
                 continue
             seconds = max(expected, _SECONDS[lane])
-            image = await run_fairly(seconds, partial(self._try, data, lane))
+            image = await run_fairly(seconds, partial(self._try, data, lane, owner))
             if image is not None:
                 return image
         raise AssertionError("the last try decides")
 
     def close(self) -> None:
+        self._kept.clear()
         with self._lock:
-            self._kept.clear()
             for helper in self._helpers.values():
                 helper.close()
 
-    def _known(self, key: bytes) -> Image | None:
-        with self._lock:
-            if key in self._kept:
-                self._kept.move_to_end(key)
-            return self._kept.get(key)
-
-    def _keep(self, key: bytes, image: Image) -> None:
-        with self._lock:
-            self._kept[key] = image
-            while sum(kept.pixels.nbytes for kept in self._kept.values()) > self._max_kept:
-                self._kept.popitem(last=False)
-
-    def _try(self, data: bytes, lane: Lane) -> Image | None:
+    def _try(self, data: bytes, lane: Lane, owner: str) -> Image | None:
         """Try a lane; None if a lane of longer jobs may succeed."""
         seconds, max_pixels = TRIES[lane]
         try:
@@ -107,7 +97,8 @@ class ImageDecoder:
                 return None
             blameless = error.without_blame("The process for images", was_tried_twice=True)
             raise blameless or InvalidRequest(f"cannot be decoded: that {error}") from error
-        return _image(*reply)
+        width, height, pixels = reply
+        return _image(width, height, pixels, owner)
 
     def _helper(self, lane: Lane) -> Helper:
         with self._lock:
@@ -125,12 +116,12 @@ def _key(data: bytes) -> bytes:
     return blake2b(data, digest_size=DIGEST_SIZE).digest()
 
 
-def _image(width: int, height: int, pixels: bytes | None) -> Image | None:
+def _image(width: int, height: int, pixels: bytes | None, owner: str) -> Image | None:
     if pixels is None:
         return None
     import numpy as np  # imported with the first image: a start need not wait for it
 
-    return Image.from_pixels(np.frombuffer(pixels, np.uint8).reshape(height, width, 3))
+    return Image.from_pixels(np.frombuffer(pixels, np.uint8).reshape(height, width, 3), owner)
 
 
 @cache

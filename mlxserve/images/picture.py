@@ -38,17 +38,19 @@ Mark: TypeAlias = tuple[int, int, bytes]  # first position, the one after the la
 class Picture:
     """An image as one model takes it.
 
-    key     hash of the encoder's whole input
+    key     hash of the encoder's whole input and of the image's owner
     ids     what the picture is in a prompt: text, such as separators, and rows of the encoder (below zero)
     inputs  arguments of the encoder by name
     grid    rows in time, height and width, if rows have a position of each; None if they have
             one, as text has
+    owner   id of the API key that sent the image
     """
 
     key: bytes
     ids: array[int]
     inputs: Mapping[str, npt.NDArray[Any]] = field(repr=False)
     grid: Grid | None = None
+    owner: str = ""
 
     @classmethod
     def from_prompt(
@@ -57,16 +59,17 @@ class Picture:
         image_token: int,
         inputs: Mapping[str, npt.NDArray[Any]],
         grid: Grid | None,
+        owner: str = "",
     ) -> Picture:
         """Build a picture.
 
         token_ids: the picture in a prompt, with `image_token` at each row of the encoder
         """
-        key = _key(token_ids, inputs)
+        key = _key(token_ids, inputs, owner)
         num_rows = sum(token == image_token for token in token_ids)
         own = iter(_row_ids(key, num_rows))
         ids = array("i", [next(own) if token == image_token else token for token in token_ids])
-        return cls(key, ids, inputs, grid)
+        return cls(key, ids, inputs, grid, owner)
 
     @cached_property
     def num_rows(self) -> int:
@@ -96,10 +99,13 @@ class Picture:
         return 0 if self.grid is None else max(self.grid) - len(self.ids)
 
 
-def _key(token_ids: Sequence[int], inputs: Mapping[str, npt.NDArray[Any]]) -> bytes:
+def _key(token_ids: Sequence[int], inputs: Mapping[str, npt.NDArray[Any]], owner: str) -> bytes:
     import numpy as np
 
     hashed = blake2b(array("i", token_ids).tobytes(), digest_size=KEY_SIZE)
+    # Without an owner the key is that of earlier versions, under which pages are on disk.
+    if owner:
+        hashed.update(f"\0\0{owner}\0".encode())
     for name, value in sorted(inputs.items()):
         hashed.update(f"\0{name}\0{value.shape}\0{value.dtype}\0".encode())
         hashed.update(np.ascontiguousarray(value).tobytes())

@@ -27,16 +27,17 @@ class ImageSources:
         self._remote = remote
         self._decoder = decoder or image_decoder()
 
-    async def image(self, source: str | None, run_fairly: RunFairly) -> Image:
+    async def image(self, source: str | None, run_fairly: RunFairly, owner: str = "") -> Image:
         """Load an image.
 
         source: a data:, http: or https: URL; None for anything else
         run_fairly: does the work on it in its client's turn
+        owner: id of the API key that sent it
 
         Raises InvalidRequest, whose message is the end of a sentence about the image, and what
         `ImageDecoder.decode` raises.
         """
-        return await self._decoder.decode(await self._file(source, run_fairly), run_fairly)
+        return await self._decoder.decode(await self._file(source, run_fairly), run_fairly, owner)
 
     async def _file(self, source: str | None, run_fairly: RunFairly) -> bytes:
         scheme = (source or "")[:8].partition(":")[0].lower()

@@ -9,7 +9,6 @@ turn.
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
@@ -24,8 +23,10 @@ from metal_kernels.reading import read
 from mlxserve.core.errors import InvalidParameter, in_one_line
 from mlxserve.images.image import Image
 from mlxserve.images.picture import Grid, Picture
+from mlxserve.system.owned_cache import OwnedCache
 
 _MAX_KEPT = 256 << 20  # bytes of pictures
+_LARGE_PIXELS = 2_500_000  # read in more than a quarter of a second
 _TEXT_OUTPUTS = frozenset({"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"})
 _GRID = "image_grid_thw"
 _SPECIAL_TOKENS = "add_special_tokens"
@@ -46,29 +47,29 @@ class ImageProcessor:
         self._settings: dict[str, Any] = dict(_NO_SPECIAL_TOKENS)
         self._mark = self._placeholder()
         self.placeholder = int(processor.tokenizer.convert_tokens_to_ids(self._mark))
-        self._lock = threading.Lock()
-        self._kept: OrderedDict[bytes, Picture] = OrderedDict()
+        self._kept = OwnedCache[bytes, Picture](_MAX_KEPT, lambda picture: picture.nbytes)
+        # A processor reads one image of each size at a time: small ones never wait for large ones.
+        self._locks = {is_large: threading.Lock() for is_large in (False, True)}
 
     def read(self, image: Image) -> Picture:
         """Raises InvalidParameter for an image that the model's processor refuses."""
-        with self._lock:
-            picture = self._kept.pop(image.digest, None)
-            if picture is None:
-                try:
-                    picture = self.make(image)
-                except _ERRORS as error:
-                    raise InvalidParameter(
-                        "messages",
-                        f"an image of {image.width} x {image.height} pixels cannot be shown to this "
-                        f"model: {in_one_line(error)}",
-                    ) from error
-            self._kept[image.digest] = picture
-            while len(self._kept) > 1 and self._num_bytes() > _MAX_KEPT:
-                self._kept.popitem(last=False)
+        picture = self._kept.get(image.owner, image.digest)
+        if picture is not None:
             return picture
+        with self._locks[image.width * image.height > _LARGE_PIXELS]:
+            picture = self._checked(image)
+        self._kept.put(image.owner, image.digest, picture)
+        return picture
 
-    def _num_bytes(self) -> int:
-        return sum(picture.nbytes for picture in self._kept.values())
+    def _checked(self, image: Image) -> Picture:
+        try:
+            return self.make(image)
+        except _ERRORS as error:
+            raise InvalidParameter(
+                "messages",
+                f"an image of {image.width} x {image.height} pixels cannot be shown to this "
+                f"model: {in_one_line(error)}",
+            ) from error
 
     def _placeholder(self) -> str:
         """Return the image placeholder of the processor's texts. Raises ValueError."""
@@ -121,7 +122,7 @@ class ImageProcessor:
         inputs = _inputs_of(made)
         token_ids = self._token_ids(made)
         grid = self._grid(inputs, token_ids.count(self._image_token)) if self._has_grid else None
-        return Picture.from_prompt(token_ids, self._image_token, inputs, grid)
+        return Picture.from_prompt(token_ids, self._image_token, inputs, grid, image.owner)
 
     def inputs_of(self, images: Sequence[Image]) -> dict[str, Any]:
         """Return the encoder's arguments for several images at once.

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager
 from itertools import islice
@@ -125,6 +125,7 @@ class Vision:
             WeakKeyDictionary()
         )  # in their order
         self._features: OrderedDict[bytes, Features] = OrderedDict()  # the last used is the last
+        self._owners: dict[bytes, str] = {}  # of these features
         self._stats = VisionStats()
 
     @property
@@ -202,20 +203,31 @@ class Vision:
         results = yield from compute(self.tower, pictures)
         for picture, features in zip(reversed(pictures), reversed(results), strict=True):
             # The first one last: it is needed first.
-            self._keep(picture.key, features)
+            self._keep(picture, features)
 
-    def _keep(self, key: bytes, features: Features) -> None:
+    def _keep(self, picture: Picture, features: Features) -> None:
         stats = self._stats
         stats.num_computed += 1
-        if key in self._features:
+        if picture.key in self._features:
             # A step needed them meanwhile.
             return
-        self._features[key] = features
+        self._features[picture.key] = features
+        self._owners[picture.key] = picture.owner
         stats.num_bytes += features.nbytes
         while stats.num_bytes > self._max_bytes and len(self._features) > 1:
-            _, oldest = self._features.popitem(last=False)
-            stats.num_bytes -= oldest.nbytes
+            self._give_up_one()
         stats.num_kept = len(self._features)
+
+    def _give_up_one(self) -> None:
+        """Drop the least recently used features of the API key that has most, but not the newest."""
+        *others, _ = self._features
+        sizes = Counter[str]()
+        for key in others:
+            sizes[self._owners[key]] += self._features[key].nbytes
+        [(owner, _)] = sizes.most_common(1)
+        oldest = next(key for key in others if self._owners[key] == owner)
+        self._stats.num_bytes -= self._features.pop(oldest).nbytes
+        del self._owners[oldest]
 
     def showing(self, pictures: PictureRows) -> AbstractContextManager[None]:
         """Show the pictures' features while the text model is called for a step."""

@@ -10,7 +10,10 @@ import pytest
 from starlette.testclient import TestClient
 
 from mlxserve.api import prompts
+from mlxserve.api.access.policy import AccessPolicy
 from mlxserve.api.app import create_app
+from mlxserve.helpers.helper import Helper
+from mlxserve.images.decode import ImageDecoder
 from mlxserve.images.image import Image
 from tests.api.clients import anthropic, ollama, openai
 from tests.api.fake_chat import FakeChat
@@ -357,3 +360,38 @@ def test_a_model_that_sees_says_so(client: TestClient, chat: FakeChat) -> None:
     assert set(told()) == {True}
     chat.supports_images = False
     assert set(told()) == {False}
+
+
+def test_one_request_does_not_tell_whether_another_key_has_sent_a_picture(
+    chat: FakeChat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that another key has sent is decoded again, in all dialects (N5)."""
+    decoder = ImageDecoder()
+    decoded: list[str] = []
+    call = Helper.call_twice
+
+    def counted(helper: Helper, job: str, *arguments: Any, **options: Any) -> Any:
+        decoded.append(job)
+        return call(helper, job, *arguments, **options)
+
+    monkeypatch.setattr(Helper, "call_twice", counted)
+    monkeypatch.setattr("mlxserve.images.sources.image_decoder", lambda: decoder)
+    app = create_app(chat, access=AccessPolicy(api_keys=["good-key", "evil-key"]))
+    client = TestClient(app, base_url="http://127.0.0.1:8000")
+    bodies = {
+        CHAT: {"messages": [{"role": "user", "content": [IMAGE_URL]}]},
+        RESPONSES: {"input": [{"role": "user", "content": [INPUT_IMAGE]}]},
+        MESSAGES: {"max_tokens": 1, "messages": [{"role": "user", "content": [BLOCK]}]},
+        "/api/chat": {
+            "model": "fake",
+            "messages": [{"role": "user", "content": "", "images": [PNG]}],
+        },
+    }
+    counts = []
+    for key in ("good-key", "evil-key"):
+        for path, body in bodies.items():
+            headers = {"authorization": f"Bearer {key}"}
+            assert client.post(path, json=body, headers=headers).status_code == 200, path
+            counts.append(len(decoded))
+    decoder.close()
+    assert counts == [1, 1, 1, 1, 2, 2, 2, 2]

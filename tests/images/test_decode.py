@@ -96,6 +96,29 @@ def test_a_picture_that_comes_again_is_not_decoded_again() -> None:
     decoder.close()
 
 
+def test_a_picture_of_another_key_is_decoded_as_if_it_were_new(decoder: ImageDecoder) -> None:
+    """Else one request tells whether another key has sent a file."""
+    data, counts = file_of(picture()), []
+    for owner in ("good", "evil", "", "good", "evil", ""):
+        turns = Turns()
+        image = asyncio.run(decoder.decode(data, turns, owner))
+        assert image.owner == owner
+        counts.append(len(turns.lanes))
+    assert counts == [2, 2, 2, 1, 1, 1]
+
+
+def test_many_pictures_of_one_key_push_out_its_own() -> None:
+    files = [file_of(picture(seed=seed)) for seed in range(6)]
+    decoder, turns = ImageDecoder(max_kept=3 * 24 * 16 * 3), Turns()
+    asyncio.run(decoder.decode(files[0], turns, "good"))
+    for data in files[1:]:
+        asyncio.run(decoder.decode(data, turns, "evil"))
+    before = len(turns.lanes)
+    asyncio.run(decoder.decode(files[0], turns, "good"))
+    assert len(turns.lanes) == before + 1, "it was kept"
+    decoder.close()
+
+
 def test_a_refused_picture_is_said_to_be_so(decoder: ImageDecoder) -> None:
     with pytest.raises(InvalidRequest, match=r"^is not a PNG, JPEG, WebP or GIF file$"):
         decoded(decoder, b"%PDF-1.7")

@@ -39,3 +39,15 @@ def test_the_same_bytes_in_another_shape_are_another_image() -> None:
 def test_only_rgb_pixels_are_an_image(wrong: np.ndarray) -> None:
     with pytest.raises(ValueError, match="pixels must be"):
         Image.from_pixels(wrong)
+
+
+def test_images_of_different_keys_are_different() -> None:
+    one, same, other = (Image.from_pixels(pixels(), owner) for owner in ("a", "a", "b"))
+    assert one == same
+    assert one != other
+    assert one.digest != Image.from_pixels(pixels()).digest
+    # What an owner ends with is not taken for the beginning of something else.
+    assert (
+        len({Image.from_pixels(pixels(), owner).digest for owner in ("", "a", "a\0", "(2, 3, 3)")})
+        == 4
+    )

@@ -61,6 +61,17 @@ def test_rows_have_ids_that_follow_from_what_the_tower_is_given() -> None:
     assert one.num_rows == 20
 
 
+def test_a_picture_of_another_key_has_another_hash() -> None:
+    """So the features that were computed of it, and its pages, are found by its own key alone."""
+    ids, inputs = [ROW] * 8, {"pixel_values": np.ones((1, 4), np.float32)}
+    owners = ("", "good", "evil", "good\0")
+    pictures = [Picture.from_prompt(ids, ROW, inputs, None, owner) for owner in owners]
+    assert len({each.key for each in pictures}) == len(owners)
+    assert [each.owner for each in pictures] == list(owners)
+    again = Picture.from_prompt(ids, ROW, inputs, None, "good")
+    assert (again.key, again.ids) == (pictures[1].key, pictures[1].ids)
+
+
 def test_text_within_a_picture_stays_text() -> None:
     made = Picture.from_prompt([7, ROW, ROW, 8, ROW, 9], ROW, {}, None)
     assert [token if token > 0 else None for token in made.ids] == [7, None, None, 8, None, 9]

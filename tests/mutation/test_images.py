@@ -108,9 +108,9 @@ FOUND: dict[str, Bug] = {
     ),
     "give up features that were just computed": Bug(
         Vision,
-        "_keep",
-        "popitem(last=False)",
-        "popitem(last=True)",
+        "_give_up_one",
+        "*others, _ = self._features",
+        "others = [*reversed(self._features)]",
         test_images.test_features_that_were_given_up_are_computed_again,
     ),
     "share a page of two images": Bug(
