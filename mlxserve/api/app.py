@@ -111,7 +111,7 @@ def create_server_app(
         max_prefix_share=access.max_prefix_share_per_key,
         drain=drain,
         responses=store,
-        images=ImageSources(RemoteFiles() if access.allow_remote_images else None),
+        images=ImageSources(_remote_files(access)),
     )
     dispatch = ModelDispatch(registry, shared, is_strict=strict_model_names)
     keyring.on_revoked(dispatch.drop_prefixes)
@@ -167,6 +167,10 @@ def create_server_app(
     app.state.warnings = Warnings()
     app.router.redirect_slashes = False
     return app
+
+
+def _remote_files(access: AccessPolicy) -> RemoteFiles | None:
+    return None if access.remote_images is None else RemoteFiles(domains=access.remote_images)
 
 
 def _usable(dispatch: ModelDispatch, request: Request) -> list[ModelRoutes]:

@@ -110,12 +110,14 @@ class ServerConfig(Options):
         ),
     ] = ()
     allow_remote_images: Annotated[
-        bool,
+        tuple[str, ...],
         Option(
-            "Fetch images that requests name by http and https URLs, from public addresses only.",
+            "Fetch images that requests name by http and https URLs from this domain and its "
+            'subdomains, at public addresses only; "*" for every domain. May be repeated.',
             "Security",
+            "domain",
         ),
-    ] = False
+    ] = ()
     max_requests_per_key: Annotated[
         int,
         Option(

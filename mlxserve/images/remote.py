@@ -1,4 +1,4 @@
-"""RemoteFiles: fetches images by URL, from public addresses only.
+"""RemoteFiles: fetches images by URL, from public addresses of allowed domains only.
 
 Whoever may send a request could otherwise read what only this machine can: other servers on it and
 in its network, and the addresses at which clouds hand out credentials. So a name is resolved here,
@@ -19,6 +19,7 @@ from collections.abc import Awaitable, Callable
 import httpx
 
 from mlxserve.core.errors import InvalidRequest
+from mlxserve.images.domains import AllowedDomains
 from mlxserve.system import addresses
 
 MAX_SIZE = 20 << 20  # bytes of a file
@@ -26,6 +27,8 @@ MAX_REDIRECTS = 3
 SECONDS = 10.0  # total time
 MAX_AT_ONCE = 8
 _HEADERS = {"accept": "image/*", "accept-encoding": "identity", "user-agent": "mlxserve"}
+_ALL = AllowedDomains(frozenset(), is_any=True)
+
 # The addresses of a host and a port, as texts.
 Resolve = Callable[[str, int], Awaitable[list[str]]]
 
@@ -51,7 +54,9 @@ class RemoteFiles:
         resolve: Resolve = addresses_of,
         transport: httpx.AsyncBaseTransport | None = None,
         may_reach: Callable[[str], bool] = is_public,
+        domains: AllowedDomains = _ALL,
     ) -> None:
+        self._domains = domains
         self._resolve = resolve
         self._transport = transport
         self._may_reach = may_reach
@@ -91,6 +96,11 @@ class RemoteFiles:
             raise InvalidRequest("is at no http or https URL")
         if url.userinfo:
             raise InvalidRequest("is at a URL with a password in it, which is not sent")
+        if not self._domains.allow(url.raw_host.decode("ascii")):
+            raise InvalidRequest(
+                "is at a domain from which this server fetches nothing (--allow-remote-images lists "
+                "others); send it as a data: URL"
+            )
         port = url.port or (443 if url.scheme == "https" else 80)
         resolved = await self._resolve(url.raw_host.decode("ascii"), port)
         public = [address for address in resolved if self._may_reach(address)]

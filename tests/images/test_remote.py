@@ -12,6 +12,7 @@ import pytest
 
 from mlxserve.core.errors import InvalidRequest
 from mlxserve.images import remote
+from mlxserve.images.domains import AllowedDomains
 from mlxserve.images.remote import RemoteFiles, Resolve, is_public
 
 PUBLIC = "93.184.216.34"
@@ -132,6 +133,23 @@ def test_a_redirect_is_looked_at_again() -> None:
         fetch("http://a.example/", moved("file:///etc/passwd"), ok())
     with pytest.raises(InvalidRequest, match="is redirected more than 3 times"):
         fetch("http://a.example/", *[moved("http://a.example/")] * 4)
+
+
+def test_nothing_is_fetched_from_another_domain_also_after_a_redirect() -> None:
+    files = [
+        RemoteFiles(resolve, Web(*replies), domains=AllowedDomains.from_texts(["a.example"]))
+        for replies in (
+            [ok()],
+            [moved("https://cdn.a.example/b"), ok()],
+            [moved("https://b.example/"), ok()],
+            [ok()],
+        )
+    ]
+    assert asyncio.run(files[0].fetch("http://a.example/")) == b"file"
+    assert asyncio.run(files[1].fetch("http://a.example/")) == b"file"
+    for other, url in [(files[2], "http://a.example/"), (files[3], "http://xa.example/")]:
+        with pytest.raises(InvalidRequest, match="is at a domain from which this server fetches"):
+            asyncio.run(other.fetch(url))
 
 
 def test_a_password_is_not_sent() -> None:

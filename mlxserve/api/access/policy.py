@@ -19,6 +19,7 @@ from mlxserve.api.access.names import HostNames
 from mlxserve.api.access.security import host_header_name, is_loopback
 from mlxserve.api.config import NO_FILE, ServerConfig
 from mlxserve.core.errors import InvalidConfig
+from mlxserve.images.domains import AllowedDomains
 
 MIN_KEY_LENGTH = 16
 
@@ -39,7 +40,7 @@ class AccessPolicy:
         key, if there are several keys
     is_exposed: other machines reach the server, so it needs a key even after the last was revoked
     is_behind_proxy: connections do not identify the sender, since a proxy shares them
-    allow_remote_images: requests may name images on the web, which the server then fetches
+    remote_images: domains from which the server fetches images that requests name; None for none
     """
 
     hosts: Sequence[str] = ()
@@ -54,7 +55,7 @@ class AccessPolicy:
     max_prefix_share_per_key: float = 0.5
     is_exposed: bool = False
     is_behind_proxy: bool = False
-    allow_remote_images: bool = False
+    remote_images: AllowedDomains | None = None
 
     @property
     def host_names(self) -> HostNames:
@@ -89,7 +90,7 @@ def read_access(config: ServerConfig, environment_key: str | None = None) -> Acc
         max_prefix_share_per_key=config.max_prefix_share_per_key,
         is_exposed=not is_loopback(host),
         is_behind_proxy=config.behind_proxy,
-        allow_remote_images=config.allow_remote_images,
+        remote_images=_domains(config.allow_remote_images),
     )
     if access.is_exposed and not access.keyring().is_locked:
         raise InvalidConfig(
@@ -130,6 +131,16 @@ def _checked(key: str, source: str) -> str:
             "printable ASCII characters without spaces. Make one with `openssl rand -hex 32`."
         )
     return key
+
+
+def _domains(texts: Sequence[str]) -> AllowedDomains | None:
+    """Parse the domains of --allow-remote-images; None without any. Raises InvalidConfig."""
+    for text in texts:
+        try:
+            AllowedDomains.from_texts([text])
+        except ValueError as error:
+            raise InvalidConfig(f"--allow-remote-images {text[:80]!r} {error}.") from error
+    return AllowedDomains.from_texts(texts) if texts else None
 
 
 def _own_names(host: str) -> tuple[str, ...]:

@@ -111,3 +111,14 @@ def test_the_key_file_is_in_the_configuration_folder_by_default(
     assert keys_file(None) == tmp_path / "mlxserve" / "keys.json"
     assert keys_file("none") is None
     assert keys_file("/x/y") == Path("/x/y")
+
+
+def test_remote_images_are_of_the_domains_that_are_named() -> None:
+    assert access_to("127.0.0.1").remote_images is None
+    domains = access_to("127.0.0.1", allow_remote_images=("example.org",)).remote_images
+    assert domains is not None
+    assert domains.allow("cdn.example.org")
+    assert not domains.allow("example.com")
+    for text in ("true", "https://example.org", "example.org:80", "*.example.org"):
+        with pytest.raises(InvalidConfig, match=r"--allow-remote-images .*example\.org"):
+            access_to("127.0.0.1", allow_remote_images=(text,))
