@@ -6,6 +6,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from mlxserve.system.files import make_marked_folder
+
 MAX_LOGS = 10
 
 
@@ -36,8 +38,7 @@ class Home:
 
     def create(self) -> None:
         """Create the folders, readable by their owner only. Raises OSError."""
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.logs.mkdir(mode=0o700, exist_ok=True)
+        make_marked_folder(self.logs)
 
     def new_log(self, name: str) -> Path:
         """Create an empty log file and remove all but the newest `MAX_LOGS`. Raises OSError."""

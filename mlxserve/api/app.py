@@ -24,7 +24,7 @@ from mlxserve.api.access.security import HostCheck, OriginCheck, request_id
 from mlxserve.api.bodies.body_route import check_subject
 from mlxserve.api.dispatch import ModelDispatch
 from mlxserve.api.downloads import Downloads, Register
-from mlxserve.api.errors import ApiError, error_response, from_engine
+from mlxserve.api.errors import NO_SNIFF, ApiError, error_response, from_engine
 from mlxserve.api.loading import Loading
 from mlxserve.api.model_routes import ModelRoutes, SharedState
 from mlxserve.api.models import Models
@@ -260,6 +260,6 @@ async def _bug(request: Request, _error: Exception) -> Response:
             500,
             "Internal server error. See the server's log.",
             code="internal_error",
-            headers={"x-request-id": request_id(request)},
+            headers={"x-request-id": request_id(request), **NO_SNIFF},
         )
     )

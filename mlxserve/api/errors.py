@@ -197,6 +197,10 @@ def json_response(
     )
 
 
+# No browser takes a reply for a page or a script, whatever a model wrote into it.
+NO_SNIFF = {"x-content-type-options": "nosniff"}
+
+
 def error_response(error: ApiError) -> Response:
     return _ErrorResponse(error)
 

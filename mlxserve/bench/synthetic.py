@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlxserve.core.config import data_home
 from mlxserve.core.errors import ModelNotFound
+from mlxserve.system.files import make_marked_folder
 from mlxserve.system.machine import prepare
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ def _write(folder: Path, config: dict[str, Any], *, counts: bool) -> None:
     import mlx.core as mx
     from mlx.utils import tree_flatten
 
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    make_marked_folder(folder.parent)
     draft = Path(tempfile.mkdtemp(dir=folder.parent))
     module = importlib.import_module(f"mlx_lm.models.{config['model_type']}")
     mx.random.seed(0)

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from mlxserve.core.config import data_home
-from mlxserve.system.files import make_own_folder, read_own_json, replace_file
+from mlxserve.system.files import make_marked_folder, read_own_json, replace_file
 
 _MAX_BYTES, _MAX_PID = 1 << 16, 1 << 31
 _ASK_SECONDS = 2.0
@@ -59,7 +59,7 @@ def registered(
     )
     file = _folder() / f"{server.pid}.json"
     try:
-        make_own_folder(file.parent)
+        make_marked_folder(file.parent)
         replace_file(file, json.dumps(asdict(server)).encode())
     except OSError:
         yield

@@ -25,7 +25,7 @@ from mlxserve.cli.streams import print_safe
 from mlxserve.core.config import data_home
 from mlxserve.core.errors import InvalidRequest, MlxServeError
 from mlxserve.service.unit import last_lines, log_file
-from mlxserve.system.files import make_own_folder, write_new
+from mlxserve.system.files import make_marked_folder, write_new
 
 _READY = re.compile(r"^mlxserve is ready at (http://\S+)$", re.MULTILINE)
 _POLL_SECONDS = 0.1
@@ -177,7 +177,7 @@ def _words(activity: dict[str, Any]) -> str:
 def _new_log(log: Path) -> BinaryIO:
     """Open a new log file. Raises MlxServeError."""
     try:
-        make_own_folder(log.parent)
+        make_marked_folder(log.parent)
         write_new(log)
         return log.open("wb")
     except OSError as error:

@@ -1,6 +1,7 @@
 """`mlxserve uninstall`: lists what mlxserve stored on this machine and removes it.
 
-Only names that mlxserve gives are deleted: a folder that MLXSERVE_HOME names may hold other things.
+Only what mlxserve made is deleted: files of its own names, and folders that carry its mark. A folder
+that MLXSERVE_HOME names may hold others, of the same names.
 """
 
 # Annotations are read by typer at run time, so this file does not postpone them.
@@ -27,6 +28,7 @@ from mlxserve.disk.files import model_folders
 from mlxserve.disk.folder import disk_folder
 from mlxserve.service.choice import service_manager
 from mlxserve.service.unit import log_file
+from mlxserve.system.files import is_marked, remove_if_empty
 
 _HOME = {
     "chats": ("chat.sqlite", "chat.sqlite-wal", "chat.sqlite-shm"),
@@ -73,6 +75,8 @@ def uninstall(
     left_overs = [*_left_overs(), *(_models() if models or not every else ())]
     for left in left_overs:
         print_safe(f"{left.what:<32}{_words(left.size):>10}  {left.path}")
+    for folder in _foreign_folders():
+        print_safe(f"{folder} was not made by mlxserve: look into it yourself.")
     if not left_overs:
         print_safe("Nothing of mlxserve is left but the package.")
     _say_what_stays()
@@ -108,7 +112,7 @@ def _delete(left_overs: list[LeftOver], *, yes: bool) -> None:
     for folder in (*parents, data_home(), config_home(), _gguf_home().parent, log_file().parent):
         # Another program's files are in it.
         with suppress(OSError):
-            folder.rmdir()
+            remove_if_empty(folder)
     if failed:
         raise MlxServeError(f"Not deleted: {'; '.join(failed)}")
     print_safe(f"Deleted {_words(sum(left.size for left in left_overs))}.")
@@ -117,10 +121,10 @@ def _delete(left_overs: list[LeftOver], *, yes: bool) -> None:
 def _left_overs() -> Iterator[LeftOver]:
     for home, names in ((data_home(), _HOME), (config_home(), _CONFIG)):
         for what, files in names.items():
-            yield from _present(what, *(home / file for file in files))
+            yield from _made(what, *(home / file for file in files))
     pages = disk_folder(_disk_cache_dir())
     yield from _present("cached pages of prompts", *model_folders(pages), pages / "writes.json")
-    yield from _present("files made of GGUF models", _gguf_home())
+    yield from _made("files made of GGUF models", _gguf_home())
     if (unit := _unit_file()) is not None:
         yield from _present("service", unit)
     yield from _present("log of the service", log_file())
@@ -131,8 +135,11 @@ def _models() -> Iterator[LeftOver]:
     from mlxserve.hub.hub_cache import repository_folder
 
     home, seen = data_home() / "models", set[Path]()
-    yield from _present("models (your own)", home)
     for name, source, folder in places():
+        if source is Origin.FOLDER and home in folder.parents and folder not in seen:
+            seen.add(folder)
+            if entry_of(name, source, folder) is not None:
+                yield from _present("model (your own)", folder)
         is_ours = source is Origin.DOWNLOADED and folder.is_dir()
         path = repository_folder(name) if is_ours else None
         if path is not None and path not in seen and entry_of(name, source, folder) is not None:
@@ -169,10 +176,27 @@ def _unit_file() -> Path | None:
         return None
 
 
+def _foreign_folders() -> Iterator[Path]:
+    """Yield folders of our names that we did not make."""
+    for names in _HOME.values():
+        for folder in (data_home() / name for name in names):
+            if _is_folder(folder) and not is_marked(folder):
+                yield folder
+
+
+def _is_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
+
+
 def _present(what: str, *paths: Path) -> Iterator[LeftOver]:
     for path in paths:
         if path.exists() or path.is_symlink():
             yield LeftOver(what, path, _size(path))
+
+
+def _made(what: str, *paths: Path) -> Iterator[LeftOver]:
+    """Files and links of our names, and folders that we made."""
+    yield from _present(what, *(p for p in paths if not _is_folder(p) or is_marked(p)))
 
 
 def _size(path: Path) -> int:

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
+from mlxserve.system.files import make_marked_folder
+
 _BUSY_MILLISECONDS = 5_000
 
 # Entry n migrates the file from version n to n + 1. Never edit a released entry; append.
@@ -84,7 +86,7 @@ class StoreError(Exception):
 def open_file(path: Path) -> sqlite3.Connection:
     """Open or create the file, readable by its owner only. Raises StoreError."""
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_marked_folder(path.parent)
         # Created here with the right mode, which the -wal and -shm files inherit.
         os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
         return _connect(str(path), path)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from mlxserve.history.calls import rounds_markdown
 from mlxserve.history.messages import ChatRecord, Role, StoredMessage, wire_messages
+from mlxserve.system.files import make_marked_folder
 
 
 class Format(StrEnum):
@@ -49,7 +50,7 @@ def as_json(chat: ChatRecord, path: Sequence[StoredMessage]) -> str:
 def export(chat: ChatRecord, path: Sequence[StoredMessage], kind: Format, to: Path) -> None:
     """Write a new file, readable by its owner only. Raises OSError, also if the file exists."""
     text = as_markdown(chat, path) if kind is Format.MARKDOWN else as_json(chat, path)
-    to.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_marked_folder(to.parent)
     descriptor = os.open(to, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         file.write(text)

@@ -8,9 +8,11 @@ Our extension is `timeout`, the seconds that a call may take. Fields of other pr
 
 from __future__ import annotations
 
+import grp
 import hashlib
 import json
 import os
+import pwd
 import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -23,6 +25,7 @@ MAX_SIZE = 1 << 20  # bytes of the file
 MAX_SERVERS = 50
 CALL_SECONDS = 60.0  # unless the file says otherwise
 _MAX_SECONDS = 3_600.0
+ROOT = 0  # may do anything anyway
 _EXAMPLE = '{"mcpServers": {"time": {"command": "uvx", "args": ["mcp-server-time"]}}}'
 
 
@@ -94,9 +97,36 @@ def _text(file: Path) -> str:
         state = os.fstat(descriptor)
         if not stat.S_ISREG(state.st_mode):
             raise ValueError("it is not a regular file")
+        _check_owner(file, state)
+        # Who may write there may put another file in its place.
+        for folder in {file.parent, file.resolve().parent}:
+            _check_owner(folder, os.stat(folder))
         if state.st_size > MAX_SIZE:
             raise ValueError(f"it has more than {MAX_SIZE} bytes")
         return opened.read(MAX_SIZE).decode()
+
+
+def _check_owner(path: Path, state: os.stat_result) -> None:
+    """Raises ValueError if others could write the commands that are run as this user."""
+    if state.st_uid not in (os.getuid(), ROOT):
+        raise ValueError(
+            f"{path} belongs to another user, whose commands are not run; make it your own with chown"
+        )
+    others = stat.S_IWOTH if _is_private(state.st_gid) else stat.S_IWOTH | stat.S_IWGRP
+    is_sticky = stat.S_ISDIR(state.st_mode) and state.st_mode & stat.S_ISVTX
+    if state.st_mode & others and not is_sticky:
+        raise ValueError(
+            f"others may write to {path}, and their commands are not run; chmod go-w {path}"
+        )
+
+
+def _is_private(group_id: int) -> bool:
+    """True for a group of this user alone, which has its name where users have one each."""
+    try:
+        user, group = pwd.getpwuid(os.getuid()).pw_name, grp.getgrgid(group_id)
+    except KeyError:
+        return False
+    return group.gr_name == user and set(group.gr_mem) <= {user}
 
 
 def _entry(name: str, fields: Any, file: Path, text: str) -> ServerEntry:

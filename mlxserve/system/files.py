@@ -24,6 +24,8 @@ _TEXTS = (".json", ".jinja", ".txt", ".model", ".tiktoken")
 MAX_TEXT = 256 << 20
 _TEMPLATES = "additional_chat_templates"  # the one subfolder that loaders look into
 _numbers = itertools.count()
+# In a folder that mlxserve made, and may delete with all that is in it.
+_MARKER = ".made-by-mlxserve"
 
 
 def open_regular(file: Path, *, follows: bool = True) -> BinaryIO:
@@ -83,6 +85,37 @@ def make_own_folder(folder: Path) -> None:
         parent.mkdir(mode=0o700, exist_ok=True)
     # Raises where it is no folder.
     folder.mkdir(exist_ok=True)
+
+
+def make_marked_folder(folder: Path) -> None:
+    """Make a folder for files of ours, for this user alone, with a mark that we made it.
+
+    One that exists gets no mark, unless it is empty. Raises OSError.
+    """
+    make_own_folder(folder.parent)
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    if not any(folder.iterdir()):
+        write_new(folder / _MARKER)
+
+
+def is_marked(folder: Path) -> bool:
+    """True if `make_marked_folder` made this folder, which is no link to one."""
+    try:
+        kinds = (
+            stat.S_ISDIR(folder.lstat().st_mode),
+            stat.S_ISREG((folder / _MARKER).lstat().st_mode),
+        )
+    except OSError:
+        return False
+    return all(kinds)
+
+
+def remove_if_empty(folder: Path) -> None:
+    """Remove a folder in which nothing is left but our mark. Raises OSError if there is more."""
+    if is_marked(folder) and [entry.name for entry in folder.iterdir()] == [_MARKER]:
+        (folder / _MARKER).unlink()
+    folder.rmdir()
 
 
 def write_new(file: Path, *pieces: bytes) -> None:

@@ -9,6 +9,7 @@ import httpx2
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from starlette.routing import Route
 from starlette.testclient import TestClient
 
 from mlxserve.api.access.policy import AccessPolicy
@@ -199,6 +200,28 @@ def test_a_bug_is_a_500_that_reveals_no_internals(client: TestClient, chat: Fake
     assert error_of(reply)["code"] == "internal_error"
     assert "secret" not in reply.text
     assert reply.headers["x-request-id"]
+    assert reply.headers["x-content-type-options"] == "nosniff"
+
+
+def test_no_reply_of_any_route_is_sniffed(chat: FakeChat) -> None:
+    """Whatever its status: replies, refusals, errors and preflights."""
+    app = create_app(chat, access=AccessPolicy(api_keys=["a-key"], origins=["https://a.example"]))
+    client = TestClient(app, base_url="http://127.0.0.1:8000", raise_server_exceptions=False)
+    statuses = set()
+    for headers in (
+        {"authorization": "Bearer a-key"},
+        {"host": "evil.com"},
+        {"origin": "https://evil.com"},
+        {"origin": "https://a.example", "access-control-request-method": "POST"},
+        {},
+    ):
+        for route in app.routes:
+            assert isinstance(route, Route)
+            for method in ("GET", "POST", "DELETE", "OPTIONS"):
+                reply = client.request(method, route.path, headers=headers)
+                assert reply.headers["x-content-type-options"] == "nosniff", (method, route.path)
+                statuses.add(reply.status_code)
+    assert {200, 204, 400, 401, 403, 404, 405} <= statuses
 
 
 def test_every_reply_has_its_own_id(client: TestClient) -> None:

@@ -44,7 +44,7 @@ def test_a_server_is_found_while_it_runs(home: Path) -> None:
         assert (found.pid, found.url, found.model, found.needs_key) == (
             os.getpid(), "http://127.0.0.1:8000", "small", True,
         )  # fmt: skip
-        [file] = (home / "servers").iterdir()
+        [file] = (home / "servers").glob("*.json")
         assert (home / "servers").stat().st_mode & 0o077 == 0
     assert running_servers() == []
     assert not file.exists()

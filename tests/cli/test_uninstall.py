@@ -7,7 +7,12 @@ from pathlib import Path
 import pytest
 
 from mlxserve.cli.running_servers import registered
+from mlxserve.history.chat_file import open_file
+from mlxserve.history.export import Format, export
+from mlxserve.history.messages import ChatRecord
+from mlxserve.system.files import is_marked, make_marked_folder
 from tests.cli.commands import Run, error_line
+from tui.home import Home
 
 
 @pytest.fixture
@@ -45,10 +50,72 @@ OURS = (
 OTHERS = (".mlxserve/notes.txt", ".config/other/config.toml", ".cache/mlxserve/pages/photos/a.jpg")
 
 
+MARKED = ("chats", "exports", "logs", "servers", "synthetic")
+
+
 def put(home: Path, *names: str) -> None:
+    """Write files, and make the folders of them that mlxserve makes as it does."""
     for name in names:
+        if name.startswith(".mlxserve/") and name.split("/")[1] in MARKED:
+            make_marked_folder((home / name).parent)
+        if "/gguf/" in name:
+            make_marked_folder(home / ".cache/mlxserve/gguf")
         (home / name).parent.mkdir(parents=True, exist_ok=True)
         (home / name).write_text("")
+
+
+@pytest.mark.parametrize("name", [*MARKED, "models"])
+def test_a_folder_of_one_of_our_names_that_we_did_not_make_stays(
+    home: Path, run: Run, name: str
+) -> None:
+    """~/.mlxserve may be a link to ~/Documents, with chats of somebody else in it (N7)."""
+    documents = home / "Documents"
+    (documents / name).mkdir(parents=True)
+    (documents / name / "keep.txt").write_text("mine")
+    (home / ".mlxserve").symlink_to(documents)
+    put(home, ".mlxserve/chat.sqlite")
+    code, said, _ = run("uninstall", "--all", "--models", "--yes")
+    assert code == 0
+    assert (documents / name / "keep.txt").read_text() == "mine"
+    assert not (documents / "chat.sqlite").exists()
+    assert name == "models" or f"/{name} was not made by mlxserve" in said
+
+
+def test_a_folder_that_was_there_before_we_wrote_into_it_stays(home: Path, run: Run) -> None:
+    chats = home / ".mlxserve/chats"
+    chats.mkdir(parents=True)
+    (chats / "keep.txt").write_text("mine")
+    make_marked_folder(chats)
+    assert run("uninstall", "--all", "--yes").code == 0
+    assert (chats / "keep.txt").exists()
+
+
+def test_a_link_to_a_folder_that_we_made_is_removed_and_not_followed(home: Path, run: Run) -> None:
+    made, link = home / "elsewhere", home / ".mlxserve/chats"
+    make_marked_folder(made)
+    (made / "keep.txt").write_text("mine")
+    link.parent.mkdir()
+    link.symlink_to(made)
+    assert run("uninstall", "--all", "--yes").code == 0
+    assert not link.is_symlink()
+    assert (made / "keep.txt").exists()
+
+
+def test_everything_that_makes_a_folder_marks_it(home: Path, run: Run) -> None:
+    Home.from_environment().create()
+    export(
+        ChatRecord(id=1, title="t", created_at=0.0, updated_at=0.0, leaf_id=None),
+        (),
+        Format.JSON,
+        home / ".mlxserve/exports/t.json",
+    )
+    open_file(home / ".mlxserve/chats/key.sqlite").close()
+    with registered("http://127.0.0.1:8123", ["org/served"], needs_key=False):
+        folders = [path for path in (home / ".mlxserve").iterdir() if path.is_dir()]
+        assert {path.name for path in folders} == {"chats", "exports", "logs", "servers"}
+        assert all(map(is_marked, folders))
+    assert run("uninstall", "--all", "--yes").code == 0
+    assert not (home / ".mlxserve").exists()
 
 
 def test_the_readme_names_the_folder_of_each() -> None:

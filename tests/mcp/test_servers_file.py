@@ -1,5 +1,9 @@
+import grp
 import json
+import os
+import pwd
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -105,3 +109,72 @@ def test_an_address_shows_no_argument_and_no_query() -> None:
     entry = ServerEntry(name="a", command="/usr/bin/uvx", args=("--token", "secret"))
     assert entry.address == "uvx"
     assert ServerEntry(name="a", url="https://x/mcp?key=secret").address == "https://x/mcp"
+
+
+@pytest.fixture
+def servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file of the user's, whose group has others as well."""
+    staff = SimpleNamespace(gr_name="staff", gr_mem=["eve"])
+    monkeypatch.setattr(grp, "getgrgid", lambda _: staff)
+    folder = tmp_path / "mlxserve"
+    folder.mkdir(mode=0o700)
+    file = write_servers(folder / "mcp.json", {"a": {"command": "x"}})
+    file.chmod(0o600)
+    return file
+
+
+@pytest.mark.parametrize("mode", [0o602, 0o622, 0o620, 0o666, 0o777])
+@pytest.mark.parametrize("is_folder", [False, True])
+def test_commands_that_others_may_write_are_not_run(
+    servers: Path, mode: int, is_folder: bool
+) -> None:
+    path = servers.parent if is_folder else servers
+    path.chmod(mode | 0o700 if is_folder else mode)
+    with pytest.raises(ToolsError, match=r"others may write to .*chmod go-w /"):
+        read_servers(servers)
+
+
+def test_a_folder_of_all_in_which_names_are_kept_is_as_good_as_another(servers: Path) -> None:
+    servers.parent.chmod(0o1777)  # such as /tmp
+    assert len(read_servers(servers)) == 1
+
+
+def test_commands_of_another_user_are_not_run(
+    servers: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    me = os.getuid()
+    monkeypatch.setattr("mlxserve.mcp.servers_file.ROOT", me + 1)
+    assert len(read_servers(servers)) == 1
+    monkeypatch.setattr(os, "getuid", lambda: me + 2)
+    with pytest.raises(ToolsError, match=r"mcp\.json belongs to another user"):
+        read_servers(servers)
+
+
+def test_the_folder_that_a_link_leads_to_is_looked_at_as_well(
+    servers: Path, tmp_path: Path
+) -> None:
+    link = tmp_path / "mcp.json"
+    link.symlink_to(servers)
+    assert len(read_servers(link)) == 1
+    servers.parent.chmod(0o777)
+    with pytest.raises(ToolsError, match="others may write to"):
+        read_servers(link)
+
+
+@pytest.mark.parametrize(
+    ("name", "members", "is_run"),
+    [("me", [], True), ("me", ["me"], True), ("me", ["eve"], False), ("staff", [], False)],
+)
+def test_a_group_of_the_user_alone_may_write(
+    servers: Path, monkeypatch: pytest.MonkeyPatch, name: str, members: list[str], is_run: bool
+) -> None:
+    """Where each user has a group, files are made with mode 0664."""
+    monkeypatch.setattr(pwd, "getpwuid", lambda _: SimpleNamespace(pw_name="me"))
+    group = SimpleNamespace(gr_name=name, gr_mem=members)
+    monkeypatch.setattr(grp, "getgrgid", lambda _: group)
+    servers.chmod(0o664)
+    if is_run:
+        assert len(read_servers(servers)) == 1
+    else:
+        with pytest.raises(ToolsError, match="others may write to"):
+            read_servers(servers)

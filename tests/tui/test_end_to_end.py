@@ -109,7 +109,7 @@ def test_the_installed_command_starts_and_stops_its_server(
 ) -> None:
     window = open_window("-m", "mlxserve", "chat", patience=180.0)
     window.wait_for("Ready")
-    (log,) = home.logs.iterdir()
+    (log,) = home.logs.glob("*.log")
     found = re.search(r"^mlxserve is ready at (\S+)$", log.read_text(), re.MULTILINE)
     assert found is not None
     assert httpx.get(found[1] + "/health", trust_env=False, timeout=60).status_code == 200

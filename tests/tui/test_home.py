@@ -32,7 +32,7 @@ def test_old_logs_are_removed(tmp_path: Path) -> None:
     for number in range(MAX_LOGS + 3):
         os.utime(home.new_log(f"{number}.log"), (number, number))
     home.new_log("last.log")
-    names = {log.name for log in home.logs.iterdir()}
+    names = {log.name for log in home.logs.glob("*.log")}
     assert len(names) == MAX_LOGS
     assert "last.log" in names
     assert "0.log" not in names

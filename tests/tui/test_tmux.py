@@ -185,7 +185,7 @@ def test_the_panel_shows_shared_and_reused_pages(pane: Pane, home: Home, tmp_pat
     with closing(type(pane)(home, tmp_path / "other")) as other:
         pane.open()
         pane.until_ready()
-        (log,) = home.logs.iterdir()
+        (log,) = home.logs.glob("*.log")
         (url,) = re.findall(r"mlxserve is ready at (\S+)", log.read_text(encoding="utf-8"))
         other.open("--url", url)
         other.until_ready()

@@ -155,7 +155,7 @@ def test_the_first_five_minutes(
     os.kill(pane.server, signal.SIGKILL)
     pane.ask("still there?")
     look_when_answered(pane, home, asked + 2)
-    logs = sorted(home.logs.iterdir(), key=lambda log: log.stat().st_mtime)
+    logs = sorted(home.logs.glob("*.log"), key=lambda log: log.stat().st_mtime)
     [*_, url] = re.findall(r"mlxserve is ready at (\S+)", logs[-1].read_text(encoding="utf-8"))
     # As a browser asks; what it shows: tests/api/page/test_browser.py.
     with urlopen(Request(url, headers={"accept": "text/html"})) as page:

@@ -23,7 +23,7 @@ from mlxserve.api.access.key_check import KeyCheck
 from mlxserve.api.access.keys import Key
 from mlxserve.api.access.limits import KeyLimits
 from mlxserve.api.access.security import HostCheck, OriginCheck, PageHeaders
-from mlxserve.api.errors import ApiError, error_response, speaks_anthropic
+from mlxserve.api.errors import NO_SNIFF, ApiError, error_response, speaks_anthropic
 from mlxserve.api.fair_work import enter, leave
 from mlxserve.api.paths import CanonicalPaths
 from mlxserve.api.server.drain import Drain
@@ -128,6 +128,7 @@ class _Reply:
             if self.page is not None:
                 self.page.add_to(headers)
             headers["x-request-id"] = self._id
+            headers.update(NO_SNIFF)
             if speaks_anthropic(self._scope):
                 headers["request-id"] = self._id
         await self._send(message)

@@ -253,7 +253,12 @@ class Chats:
             return (as_json if is_json else as_markdown)(chat, store.path(chat.leaf_id))
 
         exported = await self._call(request, text)
-        return Response(exported, media_type="application/json" if is_json else "text/markdown")
+        name = "chat.json" if is_json else "chat.md"
+        return Response(
+            exported,
+            media_type="application/json" if is_json else "text/markdown",
+            headers={"content-disposition": f'attachment; filename="{name}"'},
+        )
 
     async def add(self, request: Request, body: NewMessageRequest) -> Response:
         """Adds a message, which then ends the shown branch."""

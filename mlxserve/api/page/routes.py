@@ -28,7 +28,6 @@ _POLICY = (
 )
 _HEADERS = {
     "content-security-policy": "; ".join(_POLICY),
-    "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
     "referrer-policy": "no-referrer",
     "cache-control": "no-cache",

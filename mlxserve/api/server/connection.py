@@ -19,7 +19,7 @@ from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
 from mlxserve.api.access.same_user import CONNECTION
 from mlxserve.api.config import ServerConfig
-from mlxserve.api.errors import ApiError, encode_json
+from mlxserve.api.errors import NO_SNIFF, ApiError, encode_json
 from mlxserve.api.server.bounded_http import MAX_HEAD, BoundedHttp
 from mlxserve.api.server.open_connections import OpenConnections
 from mlxserve.api.server.retry_after import RetryAfter
@@ -250,7 +250,10 @@ class Connection(H11Protocol):
             (b"content-type", b"application/json"),
             (b"content-length", str(len(body)).encode()),
             (b"connection", b"close"),
-            *((name.encode(), value.encode()) for name, value in error.headers.items()),
+            *(
+                (name.encode(), value.encode())
+                for name, value in {**NO_SNIFF, **error.headers}.items()
+            ),
         ]
         response = h11.Response(
             status_code=error.status, headers=headers, reason=STATUS_PHRASES[error.status]

@@ -18,6 +18,7 @@ from mlxserve.core.errors import UnsupportedModel
 from mlxserve.hub.gguf.config import architecture, generation_config, model_config
 from mlxserve.hub.gguf.reader import Header
 from mlxserve.hub.gguf.tokenizer import build_tokenizer, tokenizer_config
+from mlxserve.system.files import make_marked_folder
 
 _LAYOUT = "3"  # version of the written files; another one makes every folder anew
 
@@ -35,7 +36,7 @@ def model_folder(header: Header) -> Path:
         "tokenizer_config.json": tokenizer_config(header),
     }
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
+        make_marked_folder(folder.parent)
         made = Path(tempfile.mkdtemp(dir=folder.parent, prefix="."))
         try:
             tokenizer.save(str(made / "tokenizer.json"))

@@ -142,6 +142,7 @@ def test_a_chat_is_renamed_shown_elsewhere_exported_and_deleted(page: httpx.Clie
     card = page.patch(f"{CHATS}/{chat}", json=change).json()
     assert {name: card[name] for name in change} == change
     exported = page.get(f"{CHATS}/{chat}/export")
+    assert exported.headers["content-disposition"] == 'attachment; filename="chat.md"'
     assert exported.text == "# Named\n\n## System\n\nS\n\n## You\n\nQ\n\n## m\n\nA1\n"
     messages = page.get(f"{CHATS}/{chat}/export", params={"format": "json"}).json()["messages"]
     assert [one["content"] for one in messages] == ["S", "Q", "A1"]
@@ -219,7 +220,7 @@ def test_every_key_has_its_own(with_key: TestClient, home: Path, terminal: Store
     assert with_key.get(CHATS, headers={"authorization": ""}).status_code == 401
     assert len(list((home / "chats").glob("*.sqlite"))) == 2
     assert [one.title for one in terminal.chats()] == ["The user's own"]
-    for path in (home / "chats").iterdir():
+    for path in (home / "chats").glob("*.sqlite*"):
         assert path.stat().st_mode & 0o077 == 0
 
 
