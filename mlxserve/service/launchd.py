@@ -78,7 +78,8 @@ class Launchd:
 
 
 def plist_of(unit: ServiceUnit) -> bytes:
-    """Return the agent's property list."""
+    """Return the agent's property list. Raises InvalidConfig for control characters."""
+    unit.check_texts()
     return plistlib.dumps(
         {
             "Label": LABEL,

@@ -83,7 +83,8 @@ class Systemd:
 
 
 def unit_text(unit: ServiceUnit) -> str:
-    """Return the text of the unit file."""
+    """Return the text of the unit file. Raises InvalidConfig for a text that would end its line."""
+    unit.check_texts()
     variables = sorted(unit.environment.items())
     return _UNIT.format(
         command=" ".join(map(_argument, unit.command)),

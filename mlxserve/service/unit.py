@@ -48,12 +48,17 @@ class ServiceUnit:
         """
         command = (sys.executable, "-m", "mlxserve", "serve", *flags)
         environment = {name: value for name in _CARRIED if (value := os.environ.get(name))}
-        for text in (*command, *environment.values(), str(log_file())):
+        unit = cls(command, environment, log_file(), int(drain_seconds + _STOP_MARGIN))
+        unit.check_texts()
+        return unit
+
+    def check_texts(self) -> None:
+        """Raises InvalidConfig for a text that would end its line of a unit file, or start another."""
+        for text in (*self.command, *self.environment, *self.environment.values(), str(self.log)):
             if not text.isprintable():
                 raise InvalidConfig(
                     f"{text!r:.80} cannot be part of a service: it is not printable."
                 )
-        return cls(command, environment, log_file(), int(drain_seconds + _STOP_MARGIN))
 
 
 def log_file() -> Path:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from mlxserve.core.errors import InvalidConfig
 from mlxserve.doctor import report
 from mlxserve.service import launchd, systemd
 from mlxserve.service.unit import ServiceUnit, last_lines
@@ -213,7 +214,7 @@ def test_doctor_shows_the_service_and_the_end_of_its_log(
     run: Run, fake: Fake, linux: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(report, "diagnose", lambda: iter(()))
-    assert run("doctor").out == ""
+    assert "service" not in run("doctor").out
     run("service", "install")
     log = home / ".local/state/mlxserve/service.log"
     log.write_text("mlxserve is ready\n")
@@ -318,6 +319,37 @@ def test_a_unit_quotes_what_systemd_would_read_differently(
 ) -> None:
     lines = make(_STRANGE).splitlines()
     assert {command, environment, log} <= set(lines)
+
+
+_LINE_ENDS = ("\n", "\r", "\r\n", "\x0b", "\x0c", "\x1c", "\x85", "\u2028", "\u2029", "\0", "\x1b")
+
+
+@pytest.mark.parametrize("end", _LINE_ENDS)
+@pytest.mark.parametrize("place", ["command", "name", "value", "log"])
+def test_no_text_of_a_unit_ends_its_line(end: str, place: str) -> None:
+    """A folder's name would be a directive that systemd runs."""
+    text = f"/tmp/x{end}ExecStartPre=/bin/touch /tmp/pwned"
+    unit = ServiceUnit(
+        command=("python", text) if place == "command" else ("python",),
+        environment={"name": {text: "x"}, "value": {"HOME": text}}.get(place, {}),
+        log=Path(text if place == "log" else "/tmp/log"),
+        stop_seconds=20,
+    )
+    for make in (systemd.unit_text, launchd.plist_of):
+        with pytest.raises(InvalidConfig, match="cannot be part of a service"):
+            make(unit)
+
+
+@pytest.mark.parametrize(
+    "text", ["[Unit]", "a b", "'", '"', "%n", "$HOME", "\\n", "#", ";", "ä", "=", "-x"]
+)
+def test_a_text_of_a_unit_stays_one_word_on_its_line(text: str) -> None:
+    usual = ServiceUnit(("python", "x"), {}, Path("/tmp/log"), 20)
+    unit = ServiceUnit(("python", text), {}, Path("/tmp/log"), 20)
+    lines, expected = systemd.unit_text(unit).splitlines(), systemd.unit_text(usual).splitlines()
+    changed = [line for line, other in zip(lines, expected, strict=True) if line != other]
+    assert len(changed) == 1
+    assert changed[0].startswith("ExecStart=python ")
 
 
 def test_a_property_list_keeps_every_character() -> None:

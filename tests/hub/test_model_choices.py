@@ -182,3 +182,28 @@ def test_a_model_that_cannot_be_deleted_says_why(program: Program) -> None:
     source = "import sys\nsys.exit('error: a/b is served. Stop that server first.')"
     with pytest.raises(ModelCommandFailed, match=r"^a/b is served\. Stop that server first\.$"):
         asyncio.run(program(source).remove("a/b"))
+
+
+@pytest.mark.parametrize("name", ["--help", "-m", "--", "--json --yes", "-", "--token=x", "\n--x"])
+def test_a_name_is_never_an_option_of_the_command(
+    program: Program, tmp_path: Path, name: str
+) -> None:
+    """Whoever names a model in a request would otherwise choose options of a command."""
+    log = tmp_path / "arguments"
+    models = program(
+        f"import json, sys\nopen({str(log)!r}, 'a').write(json.dumps(sys.argv[1:]) + '\\n')\n"
+        """print('{"path": "/x"}' if sys.argv[1] == "pull" else "[]")"""
+    )
+
+    async def do_all() -> None:
+        async for _ in models.download(name):
+            pass
+        await models.use(name)
+        await models.remove(name)
+        await models.search(name)
+
+    asyncio.run(do_all())
+    calls = [json.loads(line) for line in log.read_text().splitlines()]
+    assert [call[0] for call in calls] == ["pull", "use", "rm", "search"]
+    for call in calls:
+        assert call[call.index("--") + 1 :] == (name.split() if call[0] == "search" else [name])

@@ -13,9 +13,10 @@ from __future__ import annotations
 import mmap
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from hashlib import blake2b
+from itertools import pairwise
 from math import prod
 from pathlib import Path
 from struct import Struct
@@ -27,9 +28,9 @@ from mlxserve.system.files import open_regular
 MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _MAX_STRING = 1 << 24  # bytes
-_MAX_ITEMS = (
-    1 << 22
-)  # bound of an array; the largest vocabularies have 262,144 tokens, and twice the merges
+# Bound of all arrays together: the largest vocabularies have 262,144 tokens, with a score and a type
+# each, and twice the merges. An item takes up to 64 bytes.
+_MAX_ITEMS = 1 << 22
 _MAX_TENSORS = 1 << 18
 _MAX_DIMENSIONS = 4
 _MAX_SHARDS = 1000
@@ -162,6 +163,7 @@ class _Cursor:
 
     def __init__(self, data: mmap.mmap) -> None:
         self.data = data
+        self.num_items = 0  # of arrays
         self.at = 0
         self.end = len(data)
 
@@ -197,10 +199,7 @@ def _parse(cursor: _Cursor, file: Path) -> Header:
     num_tensors, num_values = cursor.number(_U64), cursor.number(_U64)
     if num_tensors > _MAX_TENSORS or num_values > _MAX_TENSORS:
         raise ValueError(f"it claims to have {num_tensors} tensors and {num_values} values")
-    metadata = {}
-    for _ in range(num_values):
-        key = cursor.string()
-        metadata[key] = _value(cursor, cursor.number(_U32), key)
+    metadata = _metadata(cursor, num_values)
     alignment = metadata.get("general.alignment", 32)
     if not isinstance(alignment, int) or not 0 < alignment <= 1 << 20 or alignment % 8:
         raise ValueError(f"general.alignment is {alignment!r:.40}")
@@ -216,8 +215,27 @@ def _parse(cursor: _Cursor, file: Path) -> Header:
         if start + offset + nbytes > cursor.end:
             raise ValueError(f"{name!r} reaches beyond its end; the file may be incomplete")
         tensors[name] = TensorInfo(name, shape, kind, file, start + offset, nbytes)
+    _refuse_overlaps(tensors.values())
     digest = blake2b(cursor.data[: cursor.at], digest_size=16).hexdigest()
     return Header(metadata, tensors, digest)
+
+
+def _metadata(cursor: _Cursor, num_values: int) -> dict[str, Any]:
+    metadata: dict[str, Any] = {}
+    for _ in range(num_values):
+        key = cursor.string()
+        if key in metadata:
+            raise ValueError(f"it has two values for {key[:80]!r}")
+        metadata[key] = _value(cursor, cursor.number(_U32), key)
+    return metadata
+
+
+def _refuse_overlaps(tensors: Iterable[TensorInfo]) -> None:
+    """Raises ValueError if two tensors have bytes in common."""
+    in_order = sorted(tensors, key=lambda each: each.offset)
+    for before, after in pairwise(in_order):
+        if before.offset + before.nbytes > after.offset:
+            raise ValueError(f"{before.name!r} and {after.name!r} overlap")
 
 
 def _value(cursor: _Cursor, kind: int, key: str) -> Any:
@@ -228,8 +246,9 @@ def _value(cursor: _Cursor, kind: int, key: str) -> Any:
     if kind != _ARRAY:
         raise ValueError(f"{key[:80]!r} has the unknown type {kind}")
     item, count = cursor.number(_U32), cursor.number(_U64)
-    if count > _MAX_ITEMS:
-        raise ValueError(f"{key[:80]!r} claims to have {count} items")
+    cursor.num_items += count
+    if cursor.num_items > _MAX_ITEMS:
+        raise ValueError(f"its lists up to {key[:80]!r} claim to have {cursor.num_items} items")
     if item in _SCALARS:
         return list(cursor.values(Struct(f"<{count}{_SCALARS[item]}")))
     if item != _STRING:

@@ -107,6 +107,18 @@ FORGED = {
     "two tensors of a name": header(
         tensors=2, rest=2 * (string(b"t") + struct.pack("<IQIQ", 1, 4, 0, 0))
     ),
+    "tensors that overlap": header(
+        tensors=2,
+        rest=string(b"a")
+        + struct.pack("<IQIQ", 1, 16, 0, 0)
+        + string(b"b")
+        + struct.pack("<IQIQ", 1, 8, 0, 32),
+    ),
+    "two values of a key": header(values=2, rest=2 * (string(b"k") + struct.pack("<II", 4, 7))),
+    "two values of a key, of other types": header(
+        values=2,
+        rest=string(b"k") + struct.pack("<II", 4, 7) + string(b"k") + struct.pack("<IB", 0, 7),
+    ),
     "an old version": header(version=1),
     "a big-endian file": header(version=3 << 24),
     "other contents": b"not a model at all",
@@ -118,6 +130,48 @@ def test_a_forged_header_is_refused(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "forged.gguf"
     file.write_bytes(content + bytes(64))
     assert "damaged or forged" in refusal(file)
+
+
+def _placed(places: list[tuple[int, int]]) -> bytes:
+    """A file of tensors of float32 at these (offset, number of values)."""
+    rest = b"".join(
+        string(f"t{number}".encode()) + struct.pack("<IQIQ", 1, size, 0, offset)
+        for number, (offset, size) in enumerate(places)
+    )
+    content = header(tensors=len(places), rest=rest)
+    return content + bytes(-len(content) % 32 + 1_024)
+
+
+def test_tensors_that_share_a_byte_are_refused_and_no_others(tmp_path: Path) -> None:
+    file, outcomes = tmp_path / "placed.gguf", []
+    for seed in range(200):
+        draw = np.random.default_rng(seed)
+        places = [
+            (32 * int(draw.integers(20)), int(draw.integers(1, 40)))
+            for _ in range(draw.integers(1, 5))
+        ]
+        taken = [byte for offset, size in places for byte in range(offset, offset + 4 * size)]
+        file.write_bytes(_placed(places))
+        try:
+            assert len(read_header(file).tensors) == len(places)
+        except UnsupportedModel:
+            assert len(taken) > len(set(taken)), places
+            assert "overlap" in refusal(file)
+        else:
+            assert len(taken) == len(set(taken)), places
+        outcomes.append(len(taken) == len(set(taken)))
+    assert 20 < sum(outcomes) < 180
+
+
+def test_the_lists_of_a_header_are_bounded_together(tmp_path: Path) -> None:
+    """100 MB of numbers of 8 bytes took 733 MiB."""
+    one = (3 << 20, string(b"a") + struct.pack("<IIQ", 9, 0, 3 << 20) + bytes(3 << 20))
+    other = (2 << 20, string(b"b") + struct.pack("<IIQ", 9, 0, 2 << 20) + bytes(2 << 20))
+    file = tmp_path / "lists.gguf"
+    file.write_bytes(header(values=2, rest=one[1] + other[1]))
+    assert f"claim to have {one[0] + other[0]} items" in refusal(file)
+    file.write_bytes(header(values=1, rest=one[1]))
+    assert len(read_header(file).metadata["a"]) == one[0]
 
 
 def test_what_is_not_a_regular_file_is_not_waited_for(tmp_path: Path) -> None:
