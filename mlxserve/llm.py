@@ -31,6 +31,7 @@ from mlxserve.core.errors import EngineStopped, InvalidParameter, InvalidRequest
 from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.core.stats import Stats
 from mlxserve.engine.threads import result_of
+from mlxserve.helpers.work import Place, Work
 from mlxserve.ranks.environment import own_rank
 from mlxserve.request import Resized
 from mlxserve.system import machine
@@ -304,7 +305,8 @@ class AsyncLLM(_LoadedModel):
     ) -> list[int]:
         if isinstance(prompt, str):
             encode = partial(self._model.codec.encode, prompt)
-            return await self._model.executor.run("", encode_seconds(len(prompt)), encode)
+            work: Work[list[int]] = Work(encode_seconds(len(prompt)), encode)
+            return await self._model.executor.run("", work)
         if prompt and isinstance(prompt[0], Mapping):
             writer = self._model.require_writer()
             conversation = await read_given(
@@ -320,7 +322,8 @@ class AsyncLLM(_LoadedModel):
                     fitted.messages, tools=tools, add_generation_prompt=add_generation_prompt
                 )
 
-            return await self._model.executor.run("", render_seconds(prompt, tools), render)
+            work = Work(render_seconds(prompt, tools), render, Place.PROCESS)
+            return await self._model.executor.run("", work)
         if not all(isinstance(token, int) for token in prompt):
             raise InvalidParameter("prompt", "must be text, token ids or messages")
         return [token for token in prompt if isinstance(token, int)]

@@ -1,18 +1,21 @@
-"""Runs a request's work before the engine on the executor, in its client's turn, until it leaves.
+"""The door: a request's work that is not constant time, in its client's turn, until it leaves.
 
 parse ──▶ conversation ──▶ render      one job, as long as all of it is as short as its first part;
   │            │                       what takes longer becomes a job of its own, in its own lane
-  └──MoreWork──┘
+  └────Work────┘
+
+Reading bodies, prompts, images, fetches, chats, loads, tools, Markdown, metrics and large replies:
+a route hands each to `run_fairly`, and does nothing of it in the event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, replace
+from collections.abc import Coroutine
+from dataclasses import replace
 from functools import partial
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Scope
@@ -27,12 +30,12 @@ from mlxserve.helpers.fair_executor import (
     BodyHold,
     BodyMemory,
     FairExecutor,
+    Lane,
     lane_of,
 )
+from mlxserve.helpers.work import MaybeWork, Place, Work
 
 T = TypeVar("T")
-ResultT = TypeVar("ResultT", covariant=True)
-MadeT = TypeVar("MadeT")
 
 # In the scope of a request to a model: `(seconds) -> str | None`, which sets how long it stays
 # loaded without a use. It returns None, or the reason if the request may not decide this.
@@ -42,25 +45,6 @@ KEEP_ALIVE = "mlxserve.keep_alive"
 STARTED, WAITED = "mlxserve.started", "mlxserve.waited"
 _EXECUTOR, _HOLDS = "mlxserve.executor", "mlxserve.holds"  # in the scope of a request
 _GONE = "mlxserve.gone"  # in the scope of a request: done once its client has disconnected
-
-
-@dataclass(frozen=True, slots=True)
-class MoreWork(Generic[ResultT]):
-    """The continuation that a job returns: work that is expected to take `seconds`.
-
-    transforms: functions to apply to its result, in this order
-    """
-
-    seconds: float
-    work: Callable[[], Any]
-    transforms: tuple[Callable[[Any], Any], ...] = ()
-
-    def then(self, make: Callable[[ResultT], MadeT]) -> MoreWork[MadeT]:
-        """Append `make`, which is applied to the result."""
-        return MoreWork(self.seconds, self.work, (*self.transforms, make))
-
-
-Work: TypeAlias = T | MoreWork[T]  # a result, or what is left to do for it
 
 
 def enter(scope: Scope, executor: FairExecutor) -> None:
@@ -77,39 +61,53 @@ def leave(scope: Scope) -> None:
         gone.cancel()
 
 
-async def run_fairly(request: Request, seconds: float, work: Callable[[], Work[T]]) -> T:
-    """Run work of this expected duration in the client's turn. The body must have been read.
+async def run_fairly(request: Request, work: Work[T], *, lane: Lane | None = None) -> T:
+    """Run work in the client's turn. The body must have been read.
 
-    A continuation (`MoreWork`) runs in the same job if the job stays short enough for its lane, and
-    otherwise waits for a turn of its own. Raises ApiError 429 and 503, ClientDisconnect, and the
-    errors of `work`.
+    What it returns to be continued (`Work`) runs in the same job if the job stays short enough for
+    its lane, and otherwise waits for a turn of its own.
+
+    lane: for work in the loop, if it is not WAITS
+
+    Raises ApiError 429 and 503, ClientDisconnect, and the errors of the work.
     """
     executor: FairExecutor = request.scope[_EXECUTOR]
     client = client_name(request)
-    result: Work[T] = MoreWork(seconds, work)
+    result: MaybeWork[T] = work
     try:
-        while isinstance(result, MoreWork):
-            job = executor.run(client, result.seconds, partial(_within_lane, result))
-            result = await cancel_on_disconnect(request, job)
+        while isinstance(result, Work):
+            if result.nbytes:
+                body_hold(request).grow_to(result.nbytes)
+            step = result
+            if step.place is not Place.LOOP:
+                step = replace(step, run=partial(_within_lane, step), transforms=())
+            result = await cancel_on_disconnect(request, executor.run(client, step, lane=lane))
+            for transform in step.transforms:
+                result = transform(result)
     except QueueFull as error:
         raise refusal(error) from error
     return result
 
 
-def _within_lane(work: MoreWork[T]) -> Work[T]:
-    """Run work and continuations on a thread of the executor, as long as the lane allows."""
+def charge(request: Request, seconds: float) -> None:
+    """Count seconds against the next work of the request's client."""
+    request.scope[_EXECUTOR].charge(client_name(request), seconds)
+
+
+def _within_lane(work: Work[T]) -> MaybeWork[T]:
+    """Run work and what it returns to be continued, on one thread, as long as the lane allows."""
     max_seconds, seconds, transforms = (
         LONGEST_SECONDS[lane_of(work.seconds)],
         work.seconds,
         work.transforms,
     )
-    result = work.work()
-    while isinstance(result, MoreWork):
+    result = work.run()
+    while isinstance(result, Work):
         seconds += result.seconds
         transforms = (*result.transforms, *transforms)
-        if seconds > max_seconds:
+        if seconds > max_seconds or result.nbytes or result.place is Place.LOOP:
             return replace(result, transforms=transforms)
-        result = result.work()
+        result = result.run()
     for transform in transforms:
         result = transform(result)
     done: T = result

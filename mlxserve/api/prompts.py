@@ -17,10 +17,11 @@ from mlxserve.api.access.security import key_id
 from mlxserve.api.bodies.fields import Prompt
 from mlxserve.api.bodies.prompt_source import PromptSource
 from mlxserve.api.errors import invalid_value
-from mlxserve.api.fair_work import MoreWork, Work, pixel_hold, refusal, run_fairly
+from mlxserve.api.fair_work import pixel_hold, refusal, run_fairly
 from mlxserve.api.warnings import FITTED, warn
 from mlxserve.core.errors import InvalidParameter, InvalidRequest, QueueFull
 from mlxserve.core.sampling_params import SamplingParams
+from mlxserve.helpers.work import MaybeWork, Place, Work
 from mlxserve.images.image import Image
 from mlxserve.images.sources import ImageSources
 from mlxserve.text.conversation import Conversation, SentImage, read_for
@@ -82,15 +83,15 @@ class Prompts:
             max_characters = self._model.codec.max_characters
             texts = [text[:max_characters] for text in texts]
         encoding = self.encoding(texts, field)
-        return await run_fairly(request, encoding.seconds, encoding.work)
+        return await run_fairly(request, encoding)
 
-    def encoding(self, texts: Sequence[Prompt], field: str = "prompt") -> MoreWork[list[list[int]]]:
+    def encoding(self, texts: Sequence[Prompt], field: str = "prompt") -> Work[list[list[int]]]:
         """Work that encodes texts; lists of token ids pass unchanged.
 
         field: the name of the field in errors
         """
         seconds = encode_seconds(sum(len(text) for text in texts if isinstance(text, str)))
-        return MoreWork(seconds, lambda: [self._encoded(text, field) for text in texts])
+        return Work(seconds, lambda: [self._encoded(text, field) for text in texts])
 
     def infilling(
         self,
@@ -100,7 +101,7 @@ class Prompts:
         *,
         field: str = "suffix",
         files: Sequence[OtherFile] = (),
-    ) -> MoreWork[InfillPrompt]:
+    ) -> Work[InfillPrompt]:
         """Work that encodes prompts for the text before a suffix, in the model's own tokens.
 
         field: the name of the suffix in errors
@@ -119,7 +120,7 @@ class Prompts:
             raise invalid_value(field, "the prompt before it must be a text")
         size = sum(map(len, texts)) + len(texts) * len(suffix) + sum(len(f.text) for f in files)
         params = replace(params, stop_token_ids=(*params.stop_token_ids, *ends))
-        return MoreWork(
+        return Work(
             encode_seconds(size),
             lambda: InfillPrompt(
                 params, [codec.encode_middle(text, suffix, files) for text in texts]
@@ -129,12 +130,12 @@ class Prompts:
     async def render(self, request: Request, source: PromptSource) -> list[int]:
         """Render a conversation. The reply warns of changes made to fit the model's template."""
         begun = self.begin(request, source)
-        return await self.finish(request, await run_fairly(request, begun.seconds, begun.work))
+        return await self.finish(request, await run_fairly(request, begun))
 
-    def begin(self, request: Request, source: PromptSource) -> MoreWork[Begun]:
+    def begin(self, request: Request, source: PromptSource) -> Work[Begun]:
         """Work that reads a conversation and, unless it has images, renders it."""
         seconds = source.num_messages / MESSAGES_PER_SECOND
-        return MoreWork(seconds, partial(self._read, request, source))
+        return Work(seconds, partial(self._read, request, source))
 
     async def finish(self, request: Request, begun: Begun) -> list[int]:
         """Return the prompt, fetching and rendering images first if there are any."""
@@ -142,22 +143,23 @@ class Prompts:
             return begun
         conversation = await self._with_images(request, begun.conversation)
         left = self._render(request, self._model.require_writer(), begun.source, conversation)
-        return await run_fairly(request, left.seconds, left.work)
+        token_ids: list[int] = await run_fairly(request, left)
+        return token_ids
 
-    def _read(self, request: Request, source: PromptSource) -> Work[Begun]:
+    def _read(self, request: Request, source: PromptSource) -> MaybeWork[Begun]:
         writer = self._model.require_writer()
         conversation = read_for(
             source.read, sees=writer.supports_images, no_vision_reason=writer.no_vision_reason
         )
         if conversation.sent_images:
             return WithoutImages(source, conversation)
-        work: Work[Begun] = self._render(request, writer, source, conversation)
+        work: MaybeWork[Begun] = self._render(request, writer, source, conversation)
         return work
 
     @staticmethod
     def _render(
         request: Request, writer: Writer, source: PromptSource, conversation: Conversation
-    ) -> MoreWork[Any]:
+    ) -> Work[Any]:
         variables = source.variables
         reserved: list[str] = []
         if variables:
@@ -184,7 +186,7 @@ class Prompts:
                 warn(request, f"{FITTED}: {', '.join(changes)}")
             return token_ids
 
-        return MoreWork(seconds, render)
+        return Work(seconds, render, place=Place.PROCESS)
 
     async def _with_images(self, request: Request, conversation: Conversation) -> Conversation:
         """Fetch and decode each image once."""

@@ -20,7 +20,7 @@ from mlxserve.api.access.security import cache_namespace, client_name, request_i
 from mlxserve.api.answers import Answers
 from mlxserve.api.bodies.prompt_source import PromptSource
 from mlxserve.api.errors import ApiError, from_engine, internal_error, json_response
-from mlxserve.api.fair_work import MoreWork, cancel_on_disconnect, forget_body, refusal
+from mlxserve.api.fair_work import cancel_on_disconnect, forget_body, refusal
 from mlxserve.api.metrics import Metrics
 from mlxserve.api.prefix_names import PrefixNames
 from mlxserve.api.prompts import Begun, Prompts
@@ -31,6 +31,7 @@ from mlxserve.api.warnings import warn
 from mlxserve.chat.request_options import RequestOptions
 from mlxserve.core.errors import MlxServeError, QueueFull, UnknownPrefix
 from mlxserve.core.sampling_params import SamplingParams
+from mlxserve.helpers.work import Work
 from mlxserve.images.sources import ImageSources
 from mlxserve.text.guidance.structures import not_enforced
 from mlxserve.text.parsing.turn import AssistantTurn
@@ -109,7 +110,7 @@ class Service:
         source: PromptSource,
         params: SamplingParams,
         turn: AssistantTurn | None,
-    ) -> MoreWork[Prepared]:
+    ) -> Work[Prepared]:
         """Work that prepares the prompt of a conversation in the client's turn."""
         return self.prompts.begin(request, source).then(partial(Prepared, params, turn))
 

@@ -22,6 +22,7 @@ from mlxserve.api.prompts import Prompts
 from mlxserve.api.server.retry_after import RetryAfter
 from mlxserve.api.warnings import warn
 from mlxserve.core.errors import ClientQueueFull, MlxServeError, PromptTooLong, QueueFull
+from mlxserve.helpers.work import Work
 from mlxserve.request import Pooling
 from mlxserve.text.costs import encode_seconds
 
@@ -93,9 +94,10 @@ class TextVectors:
             raise from_engine(error, prompt_param="model") from error
         seconds = encode_seconds(len(documents) * len(query) + sum(map(len, documents)))
         client = client_name(request)
-        texts, num_cut = await run_fairly(
-            request, seconds, partial(ranker.prepare, query, documents, instruction)
+        preparing: Work[tuple[list[list[int]], int]] = Work(
+            seconds, partial(ranker.prepare, query, documents, instruction)
         )
+        texts, num_cut = await run_fairly(request, preparing)
         self._check(texts, client, "documents")
         computed = ranker.rank(texts, client=client)
         scores = await cancel_on_disconnect(request, self._counted(client, computed))

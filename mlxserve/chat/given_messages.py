@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mlxserve.core.errors import InvalidParameter, InvalidRequest
-from mlxserve.helpers.fair_executor import RunFairly
+from mlxserve.helpers.work import RunFairly
 from mlxserve.images.given import decoded
 from mlxserve.images.image import Image
 from mlxserve.images.sources import ImageSources

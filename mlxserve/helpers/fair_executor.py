@@ -6,13 +6,17 @@ anybody may ask for them. Each is a job of a client, and jobs take turns between
     client A ── job, job ──┐            SHORT   four threads   what most requests need
     client B ── job ───────┼─▶ lanes ─▶ MEDIUM  one thread     up to a second
     client C ── job, job ──┘            LONG    one thread     more
+                                        WAITS   no thread      fetches and tools: others work
+                                        LOADS   no thread      models, one after the other
 
-A lane takes a job by the seconds that it is expected to need, so that a long one never stands
-before a short one. Within a lane, every client gets the same share of seconds (`FairOrder`). What a
-job really took is charged afterwards.
+A job is described by its `Work`. A lane takes it by the seconds that it is expected to need, so that
+a long one never stands before a short one. Within a lane, every client gets the same share of
+seconds (`FairOrder`), and where there are several places, never all of them. What a job really took
+is charged afterwards.
 
 When the caller of `run` is cancelled, because its client has left, the job is removed; if it is
-under way, a helper process that it waits for is killed (`mlxserve.helpers.waiting`).
+under way, a helper process that it waits for is killed (`mlxserve.helpers.waiting`), and a coroutine
+is cancelled.
 
 A client is an API key, or without keys a connection; the program itself is "", which is not
 bounded.
@@ -27,15 +31,17 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import partial
 from operator import itemgetter
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from mlxserve.core.errors import ClientQueueFull, EngineStopped, QueueFull
 from mlxserve.helpers.waiting import while_wanted
+from mlxserve.helpers.work import Place, Work
 
 T = TypeVar("T")
 
@@ -53,23 +59,23 @@ UNCOUNTED_BODY = 64 << 10
 _MAX_DEBTORS = 4096
 
 
-class RunFairly(Protocol):
-    """Runs work of an expected duration in its client's turn, as `FairExecutor.run` does."""
-
-    def __call__(self, seconds: float, work: Callable[[], T]) -> Awaitable[T]: ...
-
-
 class Lane(IntEnum):
     """A queue of jobs of similar length."""
 
     SHORT = 0
     MEDIUM = 1
     LONG = 2
+    WAITS = 3
+    LOADS = 4
 
 
+THREAD_LANES = (Lane.SHORT, Lane.MEDIUM, Lane.LONG)
 LONGEST_SECONDS = {Lane.SHORT: SHORT_SECONDS, Lane.MEDIUM: MEDIUM_SECONDS, Lane.LONG: math.inf}
 # Several for short jobs, as one may wait for a process that a template keeps busy.
 _NUM_THREADS = {Lane.SHORT: 4, Lane.MEDIUM: 1, Lane.LONG: 1}
+_NUM_PLACES = {**_NUM_THREADS, Lane.WAITS: 16, Lane.LOADS: 1}
+# Places that one client may have at once: some are always left for others.
+MAX_CLIENT_PLACES = {**_NUM_PLACES, Lane.SHORT: 3, Lane.WAITS: 8}
 
 
 def lane_of(seconds: float) -> Lane:
@@ -105,7 +111,21 @@ class FairOrder(Generic[T]):
         self._num_items[client] += 1
 
     def pop(self) -> T:
-        _, _, client, seconds, item = heapq.heappop(self._items)
+        return self._taken(heapq.heappop(self._items))
+
+    def pop_first(self, may_start: Callable[[str], bool]) -> T | None:
+        """Pop the first item whose client may start one; None if there is none."""
+        if self._items and may_start(self._items[0][2]):
+            return self.pop()
+        entry = min((each for each in self._items if may_start(each[2])), default=None)
+        if entry is None:
+            return None
+        self._items.remove(entry)
+        heapq.heapify(self._items)
+        return self._taken(entry)
+
+    def _taken(self, entry: tuple[float, int, str, float, T]) -> T:
+        _, _, client, seconds, item = entry
         self.pass_time(seconds / len(self._num_items))
         self._num_items[client] -= 1
         if not self._num_items[client]:
@@ -134,11 +154,15 @@ class FairOrder(Generic[T]):
 @dataclass(eq=False, slots=True)
 class _Job:
     client: str
-    seconds: float  # expected
+    work: Work[Any]
     lane: Lane
-    work: Callable[[], Any]
-    result: Future[Any] = field(default_factory=Future)
+    result: Future[Any] = field(default_factory=Future)  # for work in the loop: its turn
     has_left: bool = False  # its client
+    began: float | None = None
+
+    @property
+    def seconds(self) -> float:
+        return self.work.seconds
 
 
 class FairExecutor:
@@ -149,7 +173,8 @@ class FairExecutor:
         self.pixels = BodyMemory(_PIXELS_PER_BODY * body_memory)
         self._lock = threading.Lock()
         self._orders = {lane: FairOrder[_Job]() for lane in Lane}
-        self._num_free = dict(_NUM_THREADS)
+        self._num_free = dict(_NUM_PLACES)
+        self._num_running: Counter[tuple[Lane, str]] = Counter()  # jobs of each client
         self._idle_since = dict.fromkeys(Lane, time.monotonic())
         self._threads = {
             lane: ThreadPoolExecutor(count, thread_name_prefix=f"mlxserve-{lane.name.lower()}")
@@ -165,19 +190,27 @@ class FairExecutor:
         """Number of jobs that have not begun."""
         return len(self._waiting)
 
-    async def run(self, client: str, seconds: float, work: Callable[[], T]) -> T:
-        """Run `work` on a thread in the client's turn, and return its result.
+    async def run(self, client: str, work: Work[T], *, lane: Lane | None = None) -> T:
+        """Run work in the client's turn, and return its result.
 
-        seconds: expected duration. Raises QueueFull, ClientQueueFull, EngineStopped,
-        and what `work` raises. Cancelling removes the job, or kills the helper that it waits for.
+        lane: for work in the loop, if it is not WAITS
+
+        Raises QueueFull, ClientQueueFull, EngineStopped, and what the work raises. Cancelling
+        removes the job, kills the helper that it waits for, or cancels its coroutine.
         """
-        job = _Job(client, seconds, lane_of(seconds), work)
+        in_loop = work.place is Place.LOOP
+        job = _Job(client, work, lane or (Lane.WAITS if in_loop else lane_of(work.seconds)))
         self._enter(job)
         try:
             result: T = await asyncio.wrap_future(job.result)
+            if in_loop:
+                result = await work.run()
         except asyncio.CancelledError:
             self._leave(job)
             raise
+        finally:
+            if in_loop:
+                self._end(job)
         return result
 
     def charge(self, client: str, seconds: float) -> None:
@@ -205,14 +238,14 @@ class FairExecutor:
                 raise EngineStopped("The engine was closed.")
             self._refuse_too_much(job)
             order = self._orders[job.lane]
-            if not order and self._num_free[job.lane] == _NUM_THREADS[job.lane]:
+            if not order and self._num_free[job.lane] == _NUM_PLACES[job.lane]:
                 order.pass_time(time.monotonic() - self._idle_since[job.lane])
             order.push(job.client, job.seconds, job)
             self._waiting.add(job)
             self._num_waiting[job.client] += 1
-            self._seconds_waiting[job.client] = (
-                self._seconds_waiting.get(job.client, 0.0) + job.seconds
-            )
+            self._seconds_waiting[job.client] = self._seconds_waiting.get(
+                job.client, 0.0
+            ) + _own_seconds(job)
             self._start(job.lane)
 
     def _refuse_too_much(self, job: _Job) -> None:
@@ -239,44 +272,67 @@ class FairExecutor:
         """Mark a job as no longer waiting; its place in the order is skipped."""
         self._waiting.discard(job)
         self._num_waiting[job.client] -= 1
-        self._seconds_waiting[job.client] -= job.seconds
+        self._seconds_waiting[job.client] -= _own_seconds(job)
         if not self._num_waiting[job.client]:
             del self._num_waiting[job.client], self._seconds_waiting[job.client]
 
     def _start(self, lane: Lane) -> None:
-        """Start jobs while the lane has a free thread. The lock is held."""
+        """Start jobs while the lane has a free place. The lock is held."""
         order = self._orders[lane]
-        while order and self._num_free[lane]:
-            job = order.pop()
+        while self._num_free[lane]:
+            job = order.pop_first(partial(self._may_start, lane))
+            if job is None:
+                return
             if job not in self._waiting:
                 order.charge(job.client, -job.seconds)
                 continue
             self._forget(job)
             if job.result.set_running_or_notify_cancel():
                 self._num_free[lane] -= 1
-                self._threads[lane].submit(self._work, job)
+                self._num_running[lane, job.client] += 1
+                job.began = time.monotonic()
+                if job.work.place is Place.LOOP:
+                    job.result.set_result(None)
+                else:
+                    self._threads[lane].submit(self._work, job)
+
+    def _may_start(self, lane: Lane, client: str) -> bool:
+        return not client or self._num_running[lane, client] < MAX_CLIENT_PLACES[lane]
 
     def _work(self, job: _Job) -> None:
         """Run a job on a thread of the lane."""
-        began = time.monotonic()
         result: Any = None
         error: BaseException | None = None
         try:
             with while_wanted(lambda: not job.has_left):
-                result = job.work()
+                result = job.work.run()
         except BaseException as raised:  # noqa: BLE001  (raised again where the job was asked for)
             error = raised
-        now = time.monotonic()
-        with self._lock:
-            self._orders[job.lane].charge(job.client, now - began - job.seconds)
-            self._num_free[job.lane] += 1
-            self._idle_since[job.lane] = now
-            if not self._is_closed:
-                self._start(job.lane)
+        self._end(job)
         if error is None:
             job.result.set_result(result)
         else:
             job.result.set_exception(error)
+
+    def _end(self, job: _Job) -> None:
+        """Free the place of a job, if it has begun, and charge what it took."""
+        if job.began is None:
+            return
+        now = time.monotonic()
+        with self._lock:
+            self._orders[job.lane].charge(job.client, now - job.began - job.seconds)
+            self._num_free[job.lane] += 1
+            self._num_running[job.lane, job.client] -= 1
+            if not self._num_running[job.lane, job.client]:
+                del self._num_running[job.lane, job.client]
+            self._idle_since[job.lane] = now
+            if not self._is_closed:
+                self._start(job.lane)
+
+
+def _own_seconds(job: _Job) -> float:
+    """Seconds of a processor that a waiting job will need: in the loop, others work."""
+    return 0.0 if job.work.place is Place.LOOP else job.seconds
 
 
 class BodyMemory:

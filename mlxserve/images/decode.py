@@ -21,8 +21,9 @@ from typing import TypeVar
 
 from mlxserve.core.errors import InvalidRequest
 from mlxserve.helpers.errors import HelperKilled, JobFailed, KillReason
-from mlxserve.helpers.fair_executor import MEDIUM_SECONDS, SHORT_SECONDS, Lane, RunFairly, lane_of
+from mlxserve.helpers.fair_executor import MEDIUM_SECONDS, SHORT_SECONDS, Lane, lane_of
 from mlxserve.helpers.helper import BEHIND_THE_ENGINE, Helper
+from mlxserve.helpers.work import Place, RunFairly, Work
 from mlxserve.images.image import DIGEST_SIZE, Image
 from mlxserve.system.owned_cache import OwnedCache
 
@@ -61,7 +62,8 @@ class ImageDecoder:
         """
         if importlib.util.find_spec("PIL") is None:
             raise InvalidRequest('cannot be read without Pillow: pip install "mlxserve[vision]"')
-        key = await run_fairly(len(data) / _HASHED_PER_SECOND, partial(_key, data))
+        hashing: Work[bytes] = Work(len(data) / _HASHED_PER_SECOND, partial(_key, data))
+        key = await run_fairly(hashing)
         if (known := self._kept.get(owner, key)) is not None:
             return known
         image = await self._decoded(data, run_fairly, owner)
@@ -70,11 +72,14 @@ class ImageDecoder:
 
     async def _decoded(self, data: bytes, run_fairly: RunFairly, owner: str) -> Image:
         expected = len(data) / _BYTES_PER_SECOND
-        for lane in Lane:
+        for lane in TRIES:
             if lane < lane_of(expected):
                 continue
             seconds = max(expected, _SECONDS[lane])
-            image = await run_fairly(seconds, partial(self._try, data, lane, owner))
+            trying: Work[Image | None] = Work(
+                seconds, partial(self._try, data, lane, owner), Place.PROCESS
+            )
+            image = await run_fairly(trying)
             if image is not None:
                 return image
         raise AssertionError("the last try decides")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mlxserve.core.errors import InvalidParameter, InvalidRequest
-from mlxserve.helpers.fair_executor import RunFairly
+from mlxserve.helpers.work import RunFairly, Work
 from mlxserve.images.decode import image_decoder
 from mlxserve.images.image import Image
 
@@ -56,7 +56,8 @@ def _content(path: Any) -> bytes:
 async def _image(name: str, value: Any, run_fairly: RunFairly) -> Image:
     if name == "path":
         try:
-            data = await run_fairly(_FILE_SECONDS, partial(_content, value))
+            reading: Work[bytes] = Work(_FILE_SECONDS, partial(_content, value))
+            data = await run_fairly(reading)
         except (OSError, TypeError) as error:
             raise InvalidRequest(f"cannot be read: {error}") from error
         return await image_decoder().decode(data, run_fairly)

@@ -7,7 +7,7 @@ import binascii
 from functools import partial
 
 from mlxserve.core.errors import InvalidRequest
-from mlxserve.helpers.fair_executor import RunFairly
+from mlxserve.helpers.work import RunFairly, Work
 from mlxserve.images.decode import ImageDecoder, image_decoder
 from mlxserve.images.image import Image
 from mlxserve.images.remote import RemoteFiles
@@ -45,7 +45,7 @@ class ImageSources:
             raise InvalidRequest('needs a URL that begins with "data:", "https:" or "http:"')
         if scheme == "data":
             seconds = len(source) / _BASE64_PER_SECOND
-            return await run_fairly(seconds, partial(file_of_data_url, source))
+            return await run_fairly(Work(seconds, partial(file_of_data_url, source)))
         if self._remote is None:
             raise InvalidRequest(
                 f"is on the web, from where this server fetches nothing ({OPTION} allows it); send it "

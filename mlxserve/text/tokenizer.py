@@ -66,7 +66,7 @@ class Tokenizer:
         self.template = ChatTemplate(self._wrapper, renderer, lambda: self.markup)
         # One for each lane of the executor, so that no text waits for a much longer one.
         self._large: dict[Lane, LargeTexts] = {
-            lane: LargeTexts(path, eos_token_ids) for lane in Lane if lane is not Lane.SHORT
+            lane: LargeTexts(path, eos_token_ids) for lane in (Lane.MEDIUM, Lane.LONG)
         }
         self._fast = getattr(self._wrapper, "backend_tokenizer", None)
         # Every transformers call sets truncation on the shared Rust object; two concurrent calls

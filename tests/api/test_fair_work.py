@@ -18,7 +18,6 @@ from starlette.types import Message
 
 from mlxserve.api import fair_work
 from mlxserve.api.access.policy import AccessPolicy
-from mlxserve.api.fair_work import MoreWork
 from mlxserve.helpers import fair_executor
 from mlxserve.helpers.fair_executor import (
     MEDIUM_SECONDS,
@@ -26,6 +25,7 @@ from mlxserve.helpers.fair_executor import (
     UNCOUNTED_BODY,
     FairExecutor,
 )
+from mlxserve.helpers.work import Work
 from mlxserve.request import FinishReason
 from mlxserve.text.costs import CHARACTERS_PER_SECOND
 from mlxserve.text.deltas import Delta, Usage
@@ -203,7 +203,7 @@ async def run_work(executor: FairExecutor, seconds: float, work: Callable[[], An
     scope = {"type": "http", "client": ("127.0.0.1", 1)}
     fair_work.enter(scope, executor)
     try:
-        return await fair_work.run_fairly(Request(scope, receive), seconds, work)
+        return await fair_work.run_fairly(Request(scope, receive), Work(seconds, work))
     finally:
         fair_work.leave(scope)
 
@@ -217,7 +217,7 @@ def test_short_work_that_continues_stays_in_one_job_and_longer_work_changes_its_
         threads.append(threading.current_thread().name.rpartition("_")[0])
         if not seconds:
             return "done"
-        return MoreWork(seconds[0], partial(part, *seconds[1:])).then(lambda text: f"({text})")
+        return Work(seconds[0], partial(part, *seconds[1:])).then(lambda text: f"({text})")
 
     cases = {
         (0.01, 0.01): ["short", "short", "short"],
@@ -242,9 +242,9 @@ def test_a_part_that_is_too_long_for_the_lane_waits_for_its_turn() -> None:
         order.append(name)
         assert may_go_on.wait(60)
 
-    def parsed(name: str) -> MoreWork[None]:
+    def parsed(name: str) -> Work[None]:
         order.append(f"{name} parsed")
-        return MoreWork(2 * SHORT_SECONDS, partial(long, name))
+        return Work(2 * SHORT_SECONDS, partial(long, name))
 
     async def ask_both() -> None:
         asking = [
@@ -261,6 +261,6 @@ def test_a_part_that_is_too_long_for_the_lane_waits_for_its_turn() -> None:
 
 def test_a_result_is_made_of_work_that_continues_and_of_work_that_does_not() -> None:
     executor = FairExecutor()
-    doubled = MoreWork(0.0, lambda: MoreWork(0.0, lambda: 2).then(lambda two: two + 1))
+    doubled = Work(0.0, lambda: Work(0.0, lambda: 2).then(lambda two: two + 1))
     assert asyncio.run(run_work(executor, 0.0, lambda: doubled.then(lambda three: 2 * three))) == 6
     executor.close()

@@ -12,6 +12,7 @@ from mlxserve.core.errors import ClientQueueFull, EngineStopped, QueueFull
 from mlxserve.helpers import fair_executor
 from mlxserve.helpers.fair_executor import MEDIUM_SECONDS, BodyMemory, FairExecutor, FairOrder
 from mlxserve.helpers.waiting import current
+from mlxserve.helpers.work import Work
 from tests.waiting import wait_until
 
 LONG = 2 * MEDIUM_SECONDS  # a lane with one thread
@@ -99,10 +100,10 @@ def run_all(executor: FairExecutor, jobs: list[tuple[str, float]], log: list[str
 
     async def scenario() -> None:
         may_begin = threading.Event()
-        blocker = asyncio.ensure_future(executor.run("x", LONG, lambda: may_begin.wait(30)))
+        blocker = asyncio.ensure_future(executor.run("x", Work(LONG, lambda: may_begin.wait(30))))
         queued = [
             asyncio.ensure_future(
-                executor.run(client, seconds, lambda name=client: log.append(name))
+                executor.run(client, Work(seconds, lambda name=client: log.append(name)))
             )
             for client, seconds in jobs
         ]
@@ -124,11 +125,11 @@ def test_short_jobs_pass_any_number_of_long_ones(executor: FairExecutor) -> None
 
     async def scenario() -> None:
         long = [
-            asyncio.ensure_future(executor.run("evil", LONG, lambda: may_end.wait(30)))
+            asyncio.ensure_future(executor.run("evil", Work(LONG, lambda: may_end.wait(30))))
             for _ in range(20)
         ]
-        assert await executor.run("good", 0.0, lambda: "short") == "short"
-        assert await executor.run("evil", 0.0, lambda: "short") == "short"
+        assert await executor.run("good", Work(0.0, lambda: "short")) == "short"
+        assert await executor.run("evil", Work(0.0, lambda: "short")) == "short"
         assert not any(each.done() for each in long)
         may_end.set()
         assert all(await asyncio.gather(*long))
@@ -142,8 +143,8 @@ def test_what_a_job_raises_reaches_its_caller_and_the_next_runs(executor: FairEx
 
     async def scenario() -> None:
         with pytest.raises(LookupError):
-            await executor.run("a", LONG, fail)
-        assert await executor.run("a", LONG, lambda: 1) == 1
+            await executor.run("a", Work(LONG, fail))
+        assert await executor.run("a", Work(LONG, lambda: 1)) == 1
 
     asyncio.run(scenario())
 
@@ -160,11 +161,11 @@ def test_a_waiting_job_whose_client_leaves_is_removed(executor: FairExecutor) ->
 
     async def scenario() -> None:
         may_begin = threading.Event()
-        blocker = asyncio.ensure_future(executor.run("x", LONG, lambda: may_begin.wait(30)))
-        leaver = asyncio.ensure_future(executor.run("evil", LONG, lambda: log.append("evil")))
+        blocker = asyncio.ensure_future(executor.run("x", Work(LONG, lambda: may_begin.wait(30))))
+        leaver = asyncio.ensure_future(executor.run("evil", Work(LONG, lambda: log.append("evil"))))
         await asyncio.sleep(0)
         leaver.cancel()
-        stayer = asyncio.ensure_future(executor.run("good", LONG, lambda: log.append("good")))
+        stayer = asyncio.ensure_future(executor.run("good", Work(LONG, lambda: log.append("good"))))
         await asyncio.sleep(0)
         may_begin.set()
         await asyncio.gather(blocker, stayer)
@@ -187,12 +188,12 @@ def test_a_running_job_sees_that_its_client_has_left(executor: FairExecutor) -> 
         seen.append(is_wanted())
 
     async def scenario() -> None:
-        job = asyncio.ensure_future(executor.run("evil", LONG, work))
+        job = asyncio.ensure_future(executor.run("evil", Work(LONG, work)))
         await asyncio.to_thread(is_running.wait, 30)
         job.cancel()
         with pytest.raises(asyncio.CancelledError):
             await job
-        assert await executor.run("good", LONG, lambda: "next") == "next"
+        assert await executor.run("good", Work(LONG, lambda: "next")) == "next"
 
     asyncio.run(scenario())
     assert seen == [True, False]
@@ -209,10 +210,10 @@ def waiting(executor: FairExecutor, clients: str) -> list[BaseException | None]:
 
     async def scenario() -> list[BaseException | None]:
         may_begin = threading.Event()
-        blocker = asyncio.ensure_future(executor.run("x", LONG, lambda: may_begin.wait(30)))
+        blocker = asyncio.ensure_future(executor.run("x", Work(LONG, lambda: may_begin.wait(30))))
         await asyncio.sleep(0)
         jobs = [
-            asyncio.ensure_future(executor.run(client.strip(), LONG, lambda: None))
+            asyncio.ensure_future(executor.run(client.strip(), Work(LONG, lambda: None)))
             for client in clients
         ]
         await asyncio.sleep(0)
@@ -252,14 +253,14 @@ def test_what_has_waited_does_not_count_any_more(executor: FairExecutor) -> None
 def test_closing_refuses_what_waits_and_what_comes(executor: FairExecutor) -> None:
     async def scenario() -> None:
         may_begin = threading.Event()
-        blocker = asyncio.ensure_future(executor.run("x", LONG, lambda: may_begin.wait(30)))
-        waiter = asyncio.ensure_future(executor.run("a", LONG, lambda: None))
+        blocker = asyncio.ensure_future(executor.run("x", Work(LONG, lambda: may_begin.wait(30))))
+        waiter = asyncio.ensure_future(executor.run("a", Work(LONG, lambda: None)))
         await asyncio.sleep(0)
         executor.close()
         with pytest.raises(EngineStopped):
             await waiter
         with pytest.raises(EngineStopped):
-            await executor.run("a", LONG, lambda: None)
+            await executor.run("a", Work(LONG, lambda: None))
         may_begin.set()
         assert await blocker
 

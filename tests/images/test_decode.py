@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, TypeVar
 
 import pytest
 from PIL import Image as Pillow
 
 from mlxserve.core.errors import EngineStopped, HelperUnavailable, InvalidRequest
-from mlxserve.helpers.fair_executor import Lane, lane_of
+from mlxserve.helpers.fair_executor import THREAD_LANES, Lane, lane_of
 from mlxserve.helpers.helper import Helper
+from mlxserve.helpers.work import Work
 from mlxserve.images import decode
 from mlxserve.images.decode import ImageDecoder
 from mlxserve.images.image import Image
@@ -34,9 +35,10 @@ class Turns:
     def __init__(self) -> None:
         self.lanes: list[Lane] = []
 
-    async def __call__(self, seconds: float, work: Callable[[], T]) -> T:
-        self.lanes.append(lane_of(seconds))
-        return work()
+    async def __call__(self, work: Work[T]) -> T:
+        self.lanes.append(lane_of(work.seconds))
+        result: T = work.run()
+        return result
 
 
 def decoded(decoder: ImageDecoder, data: bytes, turns: Turns | None = None) -> Image:
@@ -128,7 +130,7 @@ def test_a_picture_that_takes_too_long_gets_more_time_among_longer_jobs(
     decoder: ImageDecoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use(monkeypatch, "Endless")
-    monkeypatch.setattr(decode, "TRIES", dict.fromkeys(Lane, (0.02, 1)))
+    monkeypatch.setattr(decode, "TRIES", dict.fromkeys(THREAD_LANES, (0.02, 1)))
     turns = Turns()
     with pytest.raises(InvalidRequest, match=r"^cannot be decoded: that took longer than 0\.02 s"):
         decoded(decoder, b"", turns)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TypeVar
 
 import pytest
 
 from mlxserve.core.errors import InvalidRequest
+from mlxserve.helpers.work import Work
 from mlxserve.images.decode import ImageDecoder
 from mlxserve.images.image import Image
 from mlxserve.images.sources import ImageSources, data_url, file_of_data_url
@@ -26,8 +27,9 @@ def decoder() -> Iterator[ImageDecoder]:
     decoder.close()
 
 
-async def at_once(_seconds: float, work: Callable[[], T]) -> T:
-    return work()
+async def at_once(work: Work[T]) -> T:
+    result: T = work.run()
+    return result
 
 
 def image(decoder: ImageDecoder, source: str | None) -> Image:

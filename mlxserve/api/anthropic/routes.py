@@ -18,10 +18,10 @@ from mlxserve.api.anthropic.reply import MessageReply
 from mlxserve.api.anthropic.schema import CountTokensRequest, MessagesRequest
 from mlxserve.api.bodies.body_route import BodyRoute
 from mlxserve.api.errors import ApiError, json_response
-from mlxserve.api.fair_work import MoreWork
 from mlxserve.api.prompts import Begun
 from mlxserve.api.service import Prepared, Service
 from mlxserve.api.warnings import warnings_of
+from mlxserve.helpers.work import Work
 
 # Versions of the API only ever restricted requests, so all accept what the first one allows. A later
 # version is accepted with a warning: refusing it would lock out the newest clients.
@@ -53,7 +53,7 @@ class Anthropic:
             ),
         ]
 
-    def _prepare(self, request: Request, body: MessagesRequest) -> MoreWork[Prepared]:
+    def _prepare(self, request: Request, body: MessagesRequest) -> Work[Prepared]:
         params = body.sampling(self._service.model.default_params)
         return self._service.begin(request, body.prompt_source(), params, body.turn())
 
@@ -74,7 +74,7 @@ class Anthropic:
         )
         return await self._service.reply(request, answers, reply, is_stream=body.stream)
 
-    def _begin(self, request: Request, body: CountTokensRequest) -> MoreWork[Begun]:
+    def _begin(self, request: Request, body: CountTokensRequest) -> Work[Begun]:
         return self._service.prompts.begin(request, body.prompt_source())
 
     async def count_tokens(

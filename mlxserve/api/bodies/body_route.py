@@ -22,10 +22,10 @@ from starlette.routing import Route
 from mlxserve.api.bodies.json_body import read_json
 from mlxserve.api.bodies.request_body import RequestBody
 from mlxserve.api.errors import from_engine
-from mlxserve.api.fair_work import Work
 from mlxserve.api.model_names import MODEL_NAMES
 from mlxserve.api.warnings import reply_header, warn
 from mlxserve.core.errors import MlxServeError
+from mlxserve.helpers.work import MaybeWork
 
 BodyT = TypeVar("BodyT", bound=RequestBody)
 PreparedT = TypeVar("PreparedT")
@@ -63,7 +63,7 @@ class BodyRoute(Route):
         handler: Callable[[Request, BodyT, PreparedT], Awaitable[Response]],
         *,
         body: type[BodyT],
-        prepare: Callable[[Request, BodyT], Work[PreparedT]],
+        prepare: Callable[[Request, BodyT], MaybeWork[PreparedT]],
         of_model: bool = True,
         method: str = "POST",
         admit: Callable[[Request], Awaitable[None] | None] | None = None,
@@ -75,7 +75,7 @@ class BodyRoute(Route):
         handler: Callable[..., Awaitable[Response]],
         *,
         body: type[Any],
-        prepare: Callable[[Request, Any], Work[Any]] | None = None,
+        prepare: Callable[[Request, Any], MaybeWork[Any]] | None = None,
         of_model: bool = True,
         method: str = "POST",
         admit: Callable[[Request], Awaitable[None] | None] | None = None,
@@ -110,7 +110,7 @@ class BodyRoute(Route):
         response.headers.update(reply_header(request, scope[_UNKNOWN]))
         return response
 
-    def _read(self, request: Request, value: dict[str, Any]) -> Work[Any]:
+    def _read(self, request: Request, value: dict[str, Any]) -> MaybeWork[Any]:
         """Validate and prepare the body in the client's turn."""
         body = request.scope[_BODY] = self.body.read(value)
         request.scope[_UNKNOWN] = body.unknown_fields

@@ -24,6 +24,7 @@ from mlxserve.api.fair_work import body_hold, refusal, run_fairly
 from mlxserve.api.warnings import warn
 from mlxserve.core.errors import QueueFull
 from mlxserve.helpers.fair_executor import BodyHold
+from mlxserve.helpers.work import MaybeWork, Work
 from mlxserve.system.well_formed import well_formed_value
 from mlxserve.text.costs import parse_seconds
 
@@ -51,24 +52,25 @@ _INVALID_UTF_8 = "invalid UTF-8 in the body was replaced by U+FFFD"
 _LONE_SURROGATE = "half of a surrogate pair in the body was replaced by U+FFFD"
 
 
-async def read_json(request: Request, make: Callable[[dict[str, Any]], T]) -> T:
+async def read_json(request: Request, make: Callable[[dict[str, Any]], MaybeWork[T]]) -> T:
     """Parse the body and apply `make` to it, off the event loop.
 
     Raises ApiError 415, 413, 400, 429 or 503.
     """
     if _OBJECT in request.scope:
         seconds, value = request.scope.pop(_OBJECT)
-        return await run_fairly(request, seconds, lambda: make(value))
+        return await run_fairly(request, Work(seconds, lambda: make(value)))
     raw = await _raw(request)
     parse = partial(parse_json, raw, partial(warn, request))
-    return await run_fairly(request, parse_seconds(raw), lambda: make(parse()))
+    return await run_fairly(request, Work(parse_seconds(raw), lambda: make(parse())))
 
 
 async def read_object(request: Request) -> dict[str, Any]:
     """Parse the body before its route reads it. Raises the errors of `read_json`."""
     raw = await _raw(request)
     seconds = parse_seconds(raw)
-    value = await run_fairly(request, seconds, partial(parse_json, raw, partial(warn, request)))
+    parse = partial(parse_json, raw, partial(warn, request))
+    value: dict[str, Any] = await run_fairly(request, Work(seconds, parse))
     request.scope[_OBJECT] = seconds, value
     return value
 

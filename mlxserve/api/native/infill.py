@@ -19,12 +19,12 @@ from mlxserve.api.bodies.fields import MAX_NAME_LENGTH, stop_strings
 from mlxserve.api.bodies.generation import NO_LIMIT, SamplingFields
 from mlxserve.api.bodies.request_body import StrictModel
 from mlxserve.api.errors import ApiError
-from mlxserve.api.fair_work import MoreWork
 from mlxserve.api.prompts import InfillPrompt
 from mlxserve.api.server.sse import KEEPALIVE, event
 from mlxserve.api.service import Service
 from mlxserve.api.usage import Tokens
 from mlxserve.core.sampling_params import SamplingParams
+from mlxserve.helpers.work import Work
 from mlxserve.request import FinishReason
 from mlxserve.text.fill_in_middle import OtherFile
 
@@ -90,7 +90,7 @@ class Infill:
     def routes(self) -> list[Route]:
         return [BodyRoute("/infill", self.infill, body=InfillRequest, prepare=self._prepare)]
 
-    def _prepare(self, _request: Request, body: InfillRequest) -> MoreWork[InfillPrompt]:
+    def _prepare(self, _request: Request, body: InfillRequest) -> Work[InfillPrompt]:
         return self._service.prompts.infilling(
             [body.input_prefix + body.prompt],
             body.input_suffix,

@@ -10,10 +10,10 @@ from starlette.routing import Route
 
 from mlxserve.api.bodies.body_route import BodyRoute
 from mlxserve.api.errors import json_response
-from mlxserve.api.fair_work import MoreWork
 from mlxserve.api.native.schema import DetokenizeRequest, TokenizeRequest
 from mlxserve.api.prompts import Begun
 from mlxserve.api.service import Service
+from mlxserve.helpers.work import Work
 from mlxserve.text.costs import encode_seconds
 
 
@@ -30,10 +30,10 @@ class Tokenization:
             BodyRoute("/detokenize", self.detokenize, body=DetokenizeRequest, prepare=self._decode),
         ]
 
-    def _encode(self, request: Request, body: TokenizeRequest) -> MoreWork[Begun]:
+    def _encode(self, request: Request, body: TokenizeRequest) -> Work[Begun]:
         if body.prompt is not None:
             seconds = encode_seconds(len(body.prompt))
-            return MoreWork(seconds, partial(self._model.codec.encode, body.prompt))
+            return Work(seconds, partial(self._model.codec.encode, body.prompt))
         return self._prompts.begin(request, body.prompt_source())
 
     async def tokenize(self, request: Request, _body: TokenizeRequest, begun: Begun) -> Response:
@@ -47,8 +47,8 @@ class Tokenization:
             }
         )
 
-    def _decode(self, _request: Request, body: DetokenizeRequest) -> MoreWork[str]:
-        return MoreWork(
+    def _decode(self, _request: Request, body: DetokenizeRequest) -> Work[str]:
+        return Work(
             encode_seconds(len(body.tokens)), partial(self._model.codec.decode, body.tokens)
         )
 

@@ -15,7 +15,7 @@ from starlette.routing import Route
 
 from mlxserve.api.bodies.body_route import BodyRoute
 from mlxserve.api.errors import ApiError, json_response
-from mlxserve.api.fair_work import KEEP_ALIVE, STARTED, WAITED, Work
+from mlxserve.api.fair_work import KEEP_ALIVE, STARTED, WAITED
 from mlxserve.api.ollama.reply import OllamaReply, lines_or_object, nanoseconds
 from mlxserve.api.ollama.schema import (
     OllamaChatRequest,
@@ -29,6 +29,7 @@ from mlxserve.api.server.sse import JSON_LINES
 from mlxserve.api.service import Prepared, Service
 from mlxserve.api.warnings import warn
 from mlxserve.core.sampling_params import SamplingParams
+from mlxserve.helpers.work import MaybeWork
 from mlxserve.images.picture import PicturePrompt
 
 
@@ -52,7 +53,9 @@ class Ollama:
             BodyRoute("/api/embeddings", self.embeddings, body=OllamaEmbeddingsRequest),
         ]
 
-    def _prepare_chat(self, request: Request, body: OllamaChatRequest) -> Work[Prepared | None]:
+    def _prepare_chat(
+        self, request: Request, body: OllamaChatRequest
+    ) -> MaybeWork[Prepared | None]:
         self._check(request, body, "chat")
         if not body.messages:
             return None
@@ -70,7 +73,7 @@ class Ollama:
 
     def _prepare_generate(
         self, request: Request, body: OllamaGenerateRequest
-    ) -> Work[Prepared | None]:
+    ) -> MaybeWork[Prepared | None]:
         self._check(request, body, "generate")
         if not body.prompt and not body.suffix:
             return None
@@ -90,7 +93,7 @@ class Ollama:
 
     def _prepare_middle(
         self, body: OllamaGenerateRequest, suffix: str, params: SamplingParams
-    ) -> Work[Prepared | None]:
+    ) -> MaybeWork[Prepared | None]:
         if self._model.codec.middle_ends is None:
             raise ApiError(400, f'"{body.named_model}" does not support insert', param="suffix")
         infilling = self._service.prompts.infilling([body.prompt or ""], suffix, params)

@@ -17,11 +17,11 @@ from starlette.routing import Route
 from mlxserve.api.access.security import client_name, request_id
 from mlxserve.api.bodies.body_route import BodyRoute
 from mlxserve.api.errors import ApiError
-from mlxserve.api.fair_work import MoreWork
 from mlxserve.api.openai.replies import ChatReply, CompletionReply, EchoedPrompt
 from mlxserve.api.openai.schema import ChatRequest, CompletionRequest
 from mlxserve.api.service import Prepared, Service
 from mlxserve.core.sampling_params import SamplingParams
+from mlxserve.helpers.work import Work
 from mlxserve.request import TokenLogprob
 
 
@@ -57,7 +57,7 @@ class OpenAI:
             ),
         ]
 
-    def _prepare_chat(self, request: Request, body: ChatRequest) -> MoreWork[Prepared]:
+    def _prepare_chat(self, request: Request, body: ChatRequest) -> Work[Prepared]:
         params = body.sampling(self._model.default_params)
         return self._service.begin(request, body.prompt_source(), params, body.turn())
 
@@ -85,7 +85,7 @@ class OpenAI:
         )
         return await self._service.reply(request, answers, reply, is_stream=body.stream)
 
-    def _prepare_texts(self, _request: Request, body: CompletionRequest) -> MoreWork[PreparedTexts]:
+    def _prepare_texts(self, _request: Request, body: CompletionRequest) -> Work[PreparedTexts]:
         params = body.sampling(self._model.default_params)
         if body.suffix:
             infilling = self._prompts.infilling(body.prompt, body.suffix, params)

@@ -1,11 +1,10 @@
-"""`POST /api/v1/render`: parses Markdown into a tree of elements, within a time limit."""
+"""`POST /api/v1/render`: parses Markdown into a tree of elements, in a process that can be killed."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Annotated, Any
 
 from pydantic import Field, model_validator
@@ -19,16 +18,31 @@ from mlxserve.api.errors import json_response
 from mlxserve.api.fair_work import run_fairly
 from mlxserve.api.page.highlighting import MAX_CHARACTERS as MAX_CODE
 from mlxserve.api.page.highlighting import Node, highlighter
-from mlxserve.api.page.markdown import Markdown, code_elements, unmarked
-from mlxserve.helpers.fair_executor import SHORT_SECONDS, Lane, lane_of
+from mlxserve.api.page.markdown import code_elements, unmarked
+from mlxserve.helpers.helper import BEHIND_THE_ENGINE, Helper
+from mlxserve.helpers.piecewise import Piecewise
+from mlxserve.helpers.work import Work
 from mlxserve.system.code_languages import lexer_name
 
 MAX_TEXTS = 1_000
 MAX_CHARACTERS = 500_000  # of all texts of one request
-MAX_SECONDS = 2.0  # of one request; what is left then is not parsed
-# Seconds of a first try among short work: most answers take 3 ms, 60,000 characters up to 1.3 s.
-TRY_SECONDS = 0.1
+MAX_SECONDS = 2.0  # of a processor, for one request; what is left then is not parsed
+TEXT_SECONDS = 2.0  # for one text; most take 3 ms, 60,000 characters up to 1.3 s
+_MEMORY = 256 << 20  # bytes
 _CHARACTERS_PER_SECOND = 400_000  # on two busy cores of an x86 server
+_TEXTS_PER_SECOND = 10_000  # whose code is found
+
+
+@cache
+def markdown_helper() -> Helper:
+    """Return this process's helper, started with the first text."""
+    return Helper(
+        "mlxserve.api.page.markdown_worker:MarkdownWorker",
+        MAX_SECONDS,
+        name="Markdown",
+        memory=_MEMORY,
+        niceness=BEHIND_THE_ENGINE,
+    )
 
 
 class RenderRequest(RequestBody):
@@ -46,31 +60,29 @@ class RenderRequest(RequestBody):
 class Rendering:
     """The endpoint that renders Markdown."""
 
-    def __init__(self) -> None:
+    def __init__(self, helper: Helper | None = None) -> None:
+        """helper: runs a `MarkdownWorker`."""
         self._code = highlighter()
+        self._helper = helper or markdown_helper()
 
     def routes(self) -> list[Route]:
         return [BodyRoute("/api/v1/render", self.render, body=RenderRequest, of_model=False)]
 
     async def render(self, request: Request, body: RenderRequest) -> Response:
         """Parses Markdown for the page: each text as nested lists of [tag, attributes, child, …]."""
-        parsing = _Parsing(body.texts)
-        seconds = min(sum(map(len, body.texts)) / _CHARACTERS_PER_SECOND, MAX_SECONDS)
-        if lane_of(seconds) is Lane.SHORT:
-            await run_fairly(request, seconds, partial(parsing.go_on, TRY_SECONDS))
-        if not parsing.is_done:
-            expected = max(seconds, 1.01 * SHORT_SECONDS)
-            await run_fairly(request, expected, partial(parsing.finish, MAX_SECONDS))
-        await self._colour(request, parsing.code)
-        return json_response({"data": parsing.nodes})
-
-    async def _colour(self, request: Request, elements: list[_Code]) -> None:
-        """Highlight the code of these elements."""
-        blocks = [(code.lexer, code.text) for code in elements]
-        spans = await self._code.spans(blocks, partial(run_fairly, request))
-        for code, nodes in zip(elements, spans, strict=True):
-            if nodes is not None:
-                code.element[2:] = nodes
+        texts, fairly = body.texts, partial(run_fairly, request)
+        seconds = sum(map(len, texts)) / _CHARACTERS_PER_SECOND
+        parser = Piecewise(self._helper, "trees", TEXT_SECONDS)
+        trees = await parser.results(texts, fairly, seconds=seconds)
+        completing: Work[tuple[list[list[Node]], list[_Code]]] = Work(
+            len(texts) / _TEXTS_PER_SECOND, partial(_completed, texts, trees)
+        )
+        nodes, code = await run_fairly(request, completing)
+        blocks = [(element.lexer, element.text) for element in code]
+        for element, spans in zip(code, await self._code.spans(blocks, fairly), strict=True):
+            if spans is not None:
+                element.element[2:] = spans
+        return json_response({"data": nodes})
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,35 +97,14 @@ class _Code:
         return str(self.element[2])
 
 
-class _Parsing:
-    """The progress of parsing some texts.
-
-    nodes, code: results of the texts parsed so far
-    """
-
-    def __init__(self, texts: Sequence[str]) -> None:
-        self.nodes: list[list[Node]] = []
-        self.code: list[_Code] = []
-        self._texts = texts
-
-    @property
-    def is_done(self) -> bool:
-        return len(self.nodes) == len(self._texts)
-
-    def go_on(self, seconds: float) -> None:
-        """Parse for this time of this thread; the next call restarts an unfinished text."""
-        parser, end = Markdown(), time.thread_time() + seconds
-        for text in self._texts[len(self.nodes) :]:
-            nodes = parser.nodes(text, max(0.0, end - time.thread_time()))
-            if nodes is None:
-                return
-            self.nodes.append(nodes)
-            self.code += _code(nodes)
-
-    def finish(self, seconds: float) -> None:
-        """Parse for this time, and leave the remaining texts without formatting."""
-        self.go_on(seconds)
-        self.nodes += map(unmarked, self._texts[len(self.nodes) :])
+def _completed(
+    texts: Sequence[str], trees: Sequence[list[Node] | None]
+) -> tuple[list[list[Node]], list[_Code]]:
+    """Return the nodes of each text, without formatting where there are none, and their code."""
+    nodes = [
+        unmarked(text) if tree is None else tree for text, tree in zip(texts, trees, strict=True)
+    ]
+    return nodes, [element for each in nodes for element in _code(each)]
 
 
 def _code(nodes: Iterable[Node]) -> Iterator[_Code]:

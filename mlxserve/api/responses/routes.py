@@ -18,12 +18,12 @@ from starlette.routing import Route
 from mlxserve.api.access.security import key_id, request_id
 from mlxserve.api.bodies.body_route import BodyRoute
 from mlxserve.api.errors import ApiError, encode_json
-from mlxserve.api.fair_work import MoreWork
 from mlxserve.api.responses.reply import ResponseReply
 from mlxserve.api.responses.schema import ResponsesRequest
 from mlxserve.api.responses.store import MissingResponse, ResponseStore, StoredResponse
 from mlxserve.api.responses.stored import response_not_found
 from mlxserve.api.service import Prepared, Service
+from mlxserve.helpers.work import Work
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Responses:
             BodyRoute("/v1/responses", self.create, body=ResponsesRequest, prepare=self._prepare)
         ]
 
-    def _prepare(self, request: Request, body: ResponsesRequest) -> MoreWork[PreparedResponse]:
+    def _prepare(self, request: Request, body: ResponsesRequest) -> Work[PreparedResponse]:
         new = body.with_items(self._store.items(body.referenced, key_id(request)))
         whole = new.after(self._earlier(request, new.previous_response_id))
         params = whole.sampling(self._service.model.default_params)

@@ -15,6 +15,7 @@ from typing import Any
 from mlxserve.core.errors import InvalidParameter
 from mlxserve.core.sampling_params import SamplingParams, Structure, StructureKind
 from mlxserve.helpers.fair_executor import FairExecutor
+from mlxserve.helpers.work import Work
 from mlxserve.text.costs import encode_seconds, text_size
 from mlxserve.text.guidance.calls import call_grammar
 from mlxserve.text.guidance.grammars import Grammars
@@ -167,8 +168,9 @@ class Planner:
         self, client: str, markup: Markup, turn: AssistantTurn, field: str, **options: Any
     ) -> Structure | None:
         """Build `_grammar` in the client's turn."""
-        work = partial(_grammar, markup, turn, field, **options)
-        return await self._executor.run(client, encode_seconds(text_size(turn.tools)), work)
+        build = partial(_grammar, markup, turn, field, **options)
+        work: Work[Structure | None] = Work(encode_seconds(text_size(turn.tools)), build)
+        return await self._executor.run(client, work)
 
 
 def _grammar(

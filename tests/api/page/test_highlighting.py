@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -22,6 +22,7 @@ from mlxserve.api.page.highlighting import (
 )
 from mlxserve.helpers.fair_executor import FairExecutor, Lane, lane_of
 from mlxserve.helpers.helper import Helper
+from mlxserve.helpers.work import Work
 from tests.waiting import until
 
 T = TypeVar("T")
@@ -50,9 +51,10 @@ class Turns:
     def __init__(self) -> None:
         self.lanes: list[Lane] = []
 
-    async def __call__(self, seconds: float, work: Callable[[], T]) -> T:
-        self.lanes.append(lane_of(seconds))
-        return work()
+    async def __call__(self, work: Work[T]) -> T:
+        self.lanes.append(lane_of(work.seconds))
+        result: T = work.run()
+        return result
 
 
 def spans(code: Highlighter, *blocks: Block, turns: Turns | None = None) -> list[Spans]:
@@ -111,10 +113,10 @@ def test_short_work_does_not_wait_for_a_process_that_has_a_job(
     class Ending(Turns):
         """Ends the job when longer work begins."""
 
-        async def __call__(self, seconds: float, work: Callable[[], T]) -> T:
-            if lane_of(seconds) is not Lane.SHORT:
+        async def __call__(self, work: Work[T]) -> T:
+            if lane_of(work.seconds) is not Lane.SHORT:
                 job.cancel()
-            return await super().__call__(seconds, work)
+            return await super().__call__(work)
 
     turns = Ending()
     assert is_coloured(spans(code, PYTHON, turns=turns)[0])

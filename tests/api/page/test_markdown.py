@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -13,11 +13,17 @@ from hypothesis import strategies as st
 from starlette.requests import Request
 from starlette.testclient import TestClient
 
+from mlxserve.api.app import create_app
 from mlxserve.api.fair_work import run_fairly
 from mlxserve.api.page import rendering
+from mlxserve.api.page.highlighting import Node
 from mlxserve.api.page.markdown import MAX_MARKED, Markdown, code_elements, unmarked
+from mlxserve.api.page.markdown_worker import MarkdownWorker
 from mlxserve.api.page.rendering import MAX_CHARACTERS, MAX_TEXTS
 from mlxserve.helpers.fair_executor import Lane, lane_of
+from mlxserve.helpers.helper import Helper
+from mlxserve.helpers.work import Place, Work
+from tests.api.fake_chat import FakeChat
 
 PATIENCE = 60.0  # seconds of a processor
 
@@ -268,46 +274,69 @@ def test_the_route_parses_several_texts(client: TestClient) -> None:
     assert reply.json() == {"data": [[["p", {}, ["em", {}, "a"]]], [], [["p", {}, "b"]]]}
 
 
-SLOW = "![" * 10_000  # 0.4 s
+@pytest.fixture
+def parser(monkeypatch: pytest.MonkeyPatch) -> Iterator[Helper]:
+    """The process of the route, in the place of the one that all servers of these tests share."""
+    helper = Helper(f"{__name__}:Parser", name="Markdown", memory=256 << 20)
+    monkeypatch.setattr(rendering, "TEXT_SECONDS", 0.5)
+    monkeypatch.setattr(rendering, "markdown_helper", lambda: helper)
+    yield helper
+    helper.close()
+
+
+class Parser(MarkdownWorker):
+    """Never ends with the text `ENDLESS`, as a parser with a hole would."""
+
+    def __init__(self) -> None:
+        super().__init__(PATIENCE)
+
+    def trees(self, texts: Sequence[str]) -> Iterator[list[Node] | None]:
+        for text in texts:
+            while text == ENDLESS:
+                pass
+            yield from super().trees([text])
+
+
+ENDLESS = "never"
+MARKED = [["p", {}, ["em", {}, "a"]]]
 
 
 @pytest.fixture
-def lanes(monkeypatch: pytest.MonkeyPatch) -> list[Lane]:
-    """Of the work that the route does."""
-    lanes: list[Lane] = []
+def works(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Lane, Place]]:
+    """Where the work of the route was done."""
+    works: list[tuple[Lane, Place]] = []
 
-    async def noted(request: Request, seconds: float, work: Callable[[], object]) -> object:
-        lanes.append(lane_of(seconds))
-        return await run_fairly(request, seconds, work)
+    async def noted(request: Request, work: Work[object]) -> object:
+        works.append((lane_of(work.seconds), work.place))
+        return await run_fairly(request, work)
 
     monkeypatch.setattr(rendering, "run_fairly", noted)
-    return lanes
+    return works
 
 
-def test_usual_texts_are_short_work(client: TestClient, lanes: list[Lane]) -> None:
-    client.post("/api/v1/render", json={"texts": ["*a* `b` $c$\n"] * 20})
-    assert lanes == [Lane.SHORT]
-
-
-def test_what_takes_longer_than_its_length_tells_is_not(
-    monkeypatch: pytest.MonkeyPatch, client: TestClient, lanes: list[Lane]
+def test_usual_texts_are_short_work_of_another_process(
+    parser: Helper, chat: FakeChat, works: list[tuple[Lane, Place]]
 ) -> None:
-    monkeypatch.setattr(rendering, "TRY_SECONDS", 0.02)
-    monkeypatch.setattr(rendering, "MAX_SECONDS", 0.02)
-    reply = client.post("/api/v1/render", json={"texts": ["*a*", SLOW, "*a*"]})
-    assert lanes == [Lane.SHORT, Lane.MEDIUM]
-    marked = [["p", {}, ["em", {}, "a"]]]
-    assert reply.json() == {"data": [marked, unmarked(SLOW), unmarked("*a*")]}
+    with TestClient(create_app(chat), base_url="http://127.0.0.1") as client:  # type: ignore[arg-type]
+        client.post("/api/v1/render", json={"texts": ["*a*"]})
+        works.clear()
+        client.post("/api/v1/render", json={"texts": ["*a* `b` $c$\n"] * 20})
+    assert parser.num_started == 1
+    assert works == [(Lane.SHORT, Place.PROCESS), (Lane.SHORT, Place.THREAD)]
 
 
-def test_it_is_begun_again_with_more_time(
-    monkeypatch: pytest.MonkeyPatch, client: TestClient, lanes: list[Lane]
+def test_a_text_that_does_not_end_is_plain_and_the_others_are_not(
+    parser: Helper, chat: FakeChat
 ) -> None:
-    monkeypatch.setattr(rendering, "TRY_SECONDS", 0.02)
-    monkeypatch.setattr(rendering, "MAX_SECONDS", PATIENCE)
-    reply = client.post("/api/v1/render", json={"texts": [SLOW, "*a*"]})
-    assert lanes == [Lane.SHORT, Lane.MEDIUM]
-    assert reply.json()["data"] == [[["p", {}, SLOW]], [["p", {}, ["em", {}, "a"]]]]
+    with TestClient(create_app(chat), base_url="http://127.0.0.1") as client:  # type: ignore[arg-type]
+        reply = client.post("/api/v1/render", json={"texts": ["*a*", ENDLESS, "*a*"]})
+    assert reply.json() == {"data": [MARKED, unmarked(ENDLESS), MARKED]}
+    assert parser.num_started == 2
+
+
+def test_what_is_left_when_the_time_is_over_is_plain() -> None:
+    assert list(MarkdownWorker(0.0).trees(["![" * 10_000, "*a*"])) == [None, None]
+    assert list(MarkdownWorker(PATIENCE).trees(["*a*"])) == [MARKED]
 
 
 def test_the_route_refuses_what_is_no_list_of_bounded_texts(client: TestClient) -> None:

@@ -15,8 +15,9 @@ import pytest
 
 from mlxserve.core.errors import EngineStopped, HelperUnavailable, InvalidParameter
 from mlxserve.core.sampling_params import Structure, StructureKind
-from mlxserve.helpers.fair_executor import FairExecutor, Lane, lane_of
+from mlxserve.helpers.fair_executor import THREAD_LANES, FairExecutor, lane_of
 from mlxserve.helpers.helper import BEHIND_THE_ENGINE
+from mlxserve.helpers.work import Work
 from mlxserve.hub.embedded import model_path
 from mlxserve.text.guidance.grammars import TRIES, Grammars
 from mlxserve.text.guidance.matcher_host import MatcherHost, RowOutcome
@@ -280,8 +281,8 @@ def order_of(executor: FairExecutor, clients: Sequence[str]) -> list[str]:
 
     async def scenario() -> None:
         may_begin = threading.Event()
-        blocker = asyncio.ensure_future(executor.run("x", 9.0, lambda: may_begin.wait(30)))
-        jobs = [executor.run(client, 9.0, partial(done.append, client)) for client in clients]
+        blocker = asyncio.ensure_future(executor.run("x", Work(9.0, lambda: may_begin.wait(30))))
+        jobs = [executor.run(client, Work(9.0, partial(done.append, client))) for client in clients]
         queued = asyncio.gather(*jobs)
         await asyncio.sleep(0)
         may_begin.set()
@@ -293,7 +294,7 @@ def order_of(executor: FairExecutor, clients: Sequence[str]) -> list[str]:
 
 def test_each_try_waits_in_another_lane() -> None:
     """Those that take long hold up neither usual sources nor other short work."""
-    assert [lane_of(seconds) for seconds in TRIES] == list(Lane)
+    assert [lane_of(seconds) for seconds in TRIES] == list(THREAD_LANES)
 
 
 @pytest.mark.slow
