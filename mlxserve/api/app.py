@@ -117,9 +117,9 @@ def create_server_app(
     keyring.on_revoked(dispatch.drop_prefixes)
     keyring.on_revoked(lambda key: open_requests.end(_revoked(), key.sha256))
     chats = ChatStores(data_home())
-    tools = ToolRoutes(chats)
+    tools = ToolRoutes(chats, executor)
     forgetting = Forgetting(partial(_usable, dispatch))
-    downloads = Downloads(dispatch, register)
+    downloads = Downloads(dispatch, register, executor)
     of_models = dispatch.own_routes()
     of_server = [
         *StoredResponses(store).routes(),
@@ -203,7 +203,7 @@ async def _beside(
         await dispatch.stop()
         for service in beside:
             await service.close()
-        await chats.close()
+        chats.close()
 
 
 async def _follow(keyring: Keyring) -> None:

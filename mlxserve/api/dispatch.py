@@ -27,7 +27,7 @@ from mlxserve.api.access.security import is_admin, models_of_key
 from mlxserve.api.bodies.body_route import BodyRoute
 from mlxserve.api.bodies.json_body import read_object
 from mlxserve.api.errors import ApiError, error_response, from_engine
-from mlxserve.api.fair_work import KEEP_ALIVE, STARTED, WAITED, cancel_on_disconnect
+from mlxserve.api.fair_work import KEEP_ALIVE, STARTED, WAITED, load_fairly
 from mlxserve.api.model_names import MODEL_NAMES, ModelNames
 from mlxserve.api.model_routes import ModelRoutes, SharedState
 from mlxserve.api.server.loading_stream import LoadingStream
@@ -134,10 +134,10 @@ class ModelDispatch:
         model, adapter = self._offered[name]
         began = perf_counter()
         async with contextlib.AsyncExitStack() as stack:
-            entering = stack.enter_async_context(self._registry.use(model.name))
+            enter = partial(stack.enter_async_context, self._registry.use(model.name))
+            entering = enter() if is_loaded else load_fairly(request, enter)
             if not is_loaded:
                 early = LoadingStream(scope, send)
-                entering = cancel_on_disconnect(request, entering)
                 if has_stream and scope["path"].startswith(_EVENTS):
                     send, entering = early.send, early.during(entering)
             try:

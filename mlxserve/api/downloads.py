@@ -30,6 +30,8 @@ from mlxserve.api.dispatch import ModelDispatch
 from mlxserve.api.errors import ApiError, json_response
 from mlxserve.chat.registry.entries import RegisteredModel
 from mlxserve.core.errors import MlxServeError
+from mlxserve.helpers.fair_executor import FairExecutor
+from mlxserve.helpers.work import Work
 from mlxserve.hub.model_choices import Downloaded, Model, ModelCatalog, ModelCommandFailed, best_of
 
 Register = Callable[
@@ -37,6 +39,7 @@ Register = Callable[
 ]  # a model on this machine, by its name. Raises MlxServeError
 
 _MAX_NAME = 200
+_REGISTER_SECONDS = 0.3  # to read a model's small files
 
 
 class NamedModelRequest(RequestBody):
@@ -78,11 +81,13 @@ class Downloads:
         self,
         dispatch: ModelDispatch,
         register: Register | None,
+        executor: FairExecutor,
         catalog: ModelCatalog | None = None,
     ) -> None:
         """register: None for a server that cannot add models; it then offers none."""
         self._dispatch = dispatch
         self._register = register
+        self._executor = executor
         self._catalog = catalog or ModelCatalog()
         self._downloads: dict[str, Download] = {}
         # The search for a model that suits this machine.
@@ -172,7 +177,10 @@ class Downloads:
             if model.refusal:
                 raise ModelCommandFailed(model.refusal)
             if model.name not in self._dispatch.names:
-                self._dispatch.add(await asyncio.to_thread(register, model.name))
+                reading: Work[RegisteredModel] = Work(
+                    _REGISTER_SECONDS, partial(register, model.name)
+                )
+                self._dispatch.add(await self._executor.run("", reading))
             await self._catalog.use(model.name)
         except asyncio.CancelledError:
             download.state = "paused"

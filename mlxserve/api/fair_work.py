@@ -12,16 +12,16 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
-from starlette.types import Scope
+from starlette.types import Receive, Scope
 
 from mlxserve.api.access.security import client_name, has_key
-from mlxserve.api.errors import ApiError
+from mlxserve.api.errors import ENCODE_FAIRLY, ApiError, encode_json
 from mlxserve.api.server.retry_after import MAX_SECONDS, MIN_SECONDS
 from mlxserve.api.server.sse import until_disconnect
 from mlxserve.core.errors import ClientQueueFull, QueueFull
@@ -37,6 +37,9 @@ from mlxserve.helpers.work import MaybeWork, Place, Work
 
 T = TypeVar("T")
 
+PROBE_SECONDS = 0.02  # for what a chat template can do, which is mostly known
+_LOAD_SECONDS = 5.0  # of a model of some GB
+ENCODE_SECONDS = 0.05  # of a large reply, some MiB; what it takes is charged
 # In the scope of a request to a model: `(seconds) -> str | None`, which sets how long it stays
 # loaded without a use. It returns None, or the reason if the request may not decide this.
 KEEP_ALIVE = "mlxserve.keep_alive"
@@ -50,6 +53,7 @@ _GONE = "mlxserve.gone"  # in the scope of a request: done once its client has d
 def enter(scope: Scope, executor: FairExecutor) -> None:
     """Attach the executor to a request. `leave` must follow."""
     scope[_EXECUTOR] = executor
+    scope[ENCODE_FAIRLY] = _encode_fairly
     scope[_HOLDS] = []
 
 
@@ -87,6 +91,18 @@ async def run_fairly(request: Request, work: Work[T], *, lane: Lane | None = Non
     except QueueFull as error:
         raise refusal(error) from error
     return result
+
+
+def load_fairly(request: Request, load: Callable[[], Awaitable[T]]) -> Coroutine[Any, Any, T]:
+    """Load a model, one at a time, in the client's turn. Raises the errors of `run_fairly`."""
+    loading: Work[T] = Work(_LOAD_SECONDS, load, Place.LOOP)
+    return run_fairly(request, loading, lane=Lane.LOADS)
+
+
+async def _encode_fairly(scope: Scope, receive: Receive, value: object) -> bytes:
+    """Encode a large reply, whose size is known once it is encoded."""
+    encoding: Work[bytes] = Work(ENCODE_SECONDS, partial(encode_json, value))
+    return await run_fairly(Request(scope, receive), encoding)
 
 
 def charge(request: Request, seconds: float) -> None:

@@ -20,7 +20,7 @@ from mlxserve.api.bodies.keep_alive import KeepAlive
 from mlxserve.api.bodies.request_body import RequestBody
 from mlxserve.api.dispatch import ModelDispatch, OfferedModel, not_loaded
 from mlxserve.api.errors import ApiError, json_response
-from mlxserve.api.fair_work import cancel_on_disconnect
+from mlxserve.api.fair_work import load_fairly
 from mlxserve.chat.registry.registry import ModelRegistry
 from mlxserve.core.errors import MlxServeError
 
@@ -65,7 +65,7 @@ class Loading:
         """Loads a model, and changes how long it stays without a request."""
         name = self._dispatch.model(body.model).model.name
         try:
-            await cancel_on_disconnect(request, self._load(name, body.keep_alive))
+            await load_fairly(request, partial(self._load, name, body.keep_alive))
         except MlxServeError as error:
             raise not_loaded(error) from error
         return json_response(self._card(self._dispatch.model(name)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -14,10 +13,13 @@ from starlette.routing import Route
 
 from mlxserve.api.dispatch import ModelDispatch, OfferedModel
 from mlxserve.api.errors import json_response, speaks_anthropic
+from mlxserve.api.fair_work import PROBE_SECONDS, run_fairly
 from mlxserve.core.errors import EngineStopped, HelperUnavailable
+from mlxserve.helpers.work import Place, Work
 
 if TYPE_CHECKING:
     from mlxserve.chat.text_model import TextModel
+    from mlxserve.text.template_caps import TemplateCaps
 
 
 class Models:
@@ -42,7 +44,7 @@ class Models:
             ids = [card["id"] for card in cards] or [None]
             page = {"has_more": False, "first_id": ids[0], "last_id": ids[-1]}
             return json_response({"data": cards, **page})
-        cards = [await self._openai_model(model) for model in models]
+        cards = [await self._openai_model(request, model) for model in models]
         return json_response({"object": "list", "data": cards})
 
     async def get(self, request: Request) -> Response:
@@ -50,10 +52,12 @@ class Models:
         is_anthropic = speaks_anthropic(request.scope)
         model = self._dispatch.model(request.path_params["name"], is_anthropic=is_anthropic)
         return json_response(
-            self._anthropic_model(model) if is_anthropic else await self._openai_model(model)
+            self._anthropic_model(model)
+            if is_anthropic
+            else await self._openai_model(request, model)
         )
 
-    async def _openai_model(self, offered: OfferedModel) -> dict[str, Any]:
+    async def _openai_model(self, request: Request, offered: OfferedModel) -> dict[str, Any]:
         card: dict[str, Any] = {
             "id": offered.name,
             "object": "model",
@@ -69,7 +73,7 @@ class Models:
                 "context_length": offered.text_model.max_model_len,
                 "max_model_len": offered.text_model.max_model_len,
                 "capabilities": list(capabilities(offered.text_model)),
-                **await thinking_of(offered.text_model),
+                **await thinking_of(request, offered.text_model),
             }
         if offered.adapter is not None:
             card["parent"] = offered.model.name
@@ -95,10 +99,11 @@ class Models:
         return card
 
 
-async def thinking_of(model: TextModel) -> dict[str, Any]:
+async def thinking_of(request: Request, model: TextModel) -> dict[str, Any]:
     """What clients can choose about the model's thinking, as a member `thinking` of its card."""
     try:
-        caps = await asyncio.to_thread(model.template_caps)
+        probing: Work[TemplateCaps | None] = Work(PROBE_SECONDS, model.template_caps, Place.PROCESS)
+        caps = await run_fairly(request, probing)
     except (HelperUnavailable, EngineStopped):  # the model is listed all the same
         return {}
     controls = {} if caps is None else caps.controls.summary()

@@ -48,7 +48,7 @@ class OllamaModels:
             _ForPrograms("/", self.root, methods=["GET"], include_in_schema=False),
         ]
 
-    async def show(self, _request: Request, body: OllamaRequest) -> Response:
+    async def show(self, request: Request, body: OllamaRequest) -> Response:
         """Describes a model, more of it if it is loaded."""
         offered = self._dispatch.model(body.named_model)
         details = self._details(offered)
@@ -71,7 +71,9 @@ class OllamaModels:
             "capabilities": _capabilities(offered),
             "modified_at": self._made(offered),
         }
-        return json_response({**shown, **({} if model is None else await thinking_of(model))})
+        return json_response(
+            {**shown, **({} if model is None else await thinking_of(request, model))}
+        )
 
     async def pull(self, _request: Request, body: OllamaRequest) -> Response:
         """Succeeds for a model that is served. Nothing is downloaded."""

@@ -17,7 +17,7 @@ from mlxserve.api.access.security import key_id
 from mlxserve.api.bodies.fields import Prompt
 from mlxserve.api.bodies.prompt_source import PromptSource
 from mlxserve.api.errors import invalid_value
-from mlxserve.api.fair_work import pixel_hold, refusal, run_fairly
+from mlxserve.api.fair_work import body_hold, pixel_hold, refusal, run_fairly
 from mlxserve.api.warnings import FITTED, warn
 from mlxserve.core.errors import InvalidParameter, InvalidRequest, QueueFull
 from mlxserve.core.sampling_params import SamplingParams
@@ -219,11 +219,16 @@ class Prompts:
         )
 
     async def _image(self, request: Request, sent: SentImage) -> Image:
+        file_hold = body_hold(request)
         try:
             turn = partial(run_fairly, request)
-            return await self._images.image(sent.source, turn, key_id(request))
+            return await self._images.image(
+                sent.source, turn, key_id(request), take=file_hold.grow_to
+            )
         except InvalidRequest as error:
             raise InvalidParameter(sent.where, f"the image {error}") from error
+        finally:
+            file_hold.close()
 
     def _encoded(self, prompt: Prompt, field: str) -> list[int]:
         token_ids = self._model.codec.encode(prompt) if isinstance(prompt, str) else list(prompt)

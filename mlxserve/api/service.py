@@ -7,7 +7,7 @@ streams and whole replies are the same for all of them.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -18,9 +18,22 @@ from starlette.responses import Response
 from mlxserve.api.access.limits import claim
 from mlxserve.api.access.security import cache_namespace, client_name, request_id
 from mlxserve.api.answers import Answers
+from mlxserve.api.bodies.json_body import body_size
 from mlxserve.api.bodies.prompt_source import PromptSource
-from mlxserve.api.errors import ApiError, from_engine, internal_error, json_response
-from mlxserve.api.fair_work import cancel_on_disconnect, forget_body, refusal
+from mlxserve.api.errors import (
+    MAX_ENCODED_IN_LOOP,
+    ApiError,
+    from_engine,
+    internal_error,
+    json_response,
+)
+from mlxserve.api.fair_work import (
+    ENCODE_SECONDS,
+    cancel_on_disconnect,
+    forget_body,
+    refusal,
+    run_fairly,
+)
 from mlxserve.api.metrics import Metrics
 from mlxserve.api.prefix_names import PrefixNames
 from mlxserve.api.prompts import Begun, Prompts
@@ -41,6 +54,9 @@ if TYPE_CHECKING:
     from mlxserve.text.deltas import Delta
 
 logger = logging.getLogger(__name__)
+
+_TOKEN_SIZE = 8  # bytes of an answer's token in the last event, generously
+_MAX_REPEATED = 4  # how often the first and last events of a stream contain the body
 
 
 class Reply(Protocol):
@@ -170,7 +186,7 @@ class Service:
         """
         if is_stream:
             return EventStream(
-                partial(_write_events, answers, reply),
+                partial(_write_events, request, answers, reply),
                 close=answers.aclose,
                 failure=reply.failure,
                 keepalive=reply.keepalive,
@@ -183,9 +199,9 @@ class Service:
         return json_response(whole)
 
 
-async def _write_events(answers: Answers, reply: Reply, write: Write) -> None:
+async def _write_events(request: Request, answers: Answers, reply: Reply, write: Write) -> None:
     """Write a reply as events. An error becomes one of them."""
-    await write(reply.opening())
+    await write(await _encoded(request, 0, reply.opening))
     try:
         async for delta in answers:
             await write(reply.push(delta))
@@ -197,4 +213,14 @@ async def _write_events(answers: Answers, reply: Reply, write: Write) -> None:
         logger.exception("A stream of events has failed")
         await write(reply.failure(internal_error()))
     else:
-        await write(reply.ending(answers.tokens))
+        tokens = answers.tokens
+        ending = partial(reply.ending, tokens)
+        await write(await _encoded(request, tokens.completion, ending))
+
+
+async def _encoded(request: Request, num_tokens: int, encode: Callable[[], bytes]) -> bytes:
+    """Encode events that may repeat the request's body, or an answer of so many tokens."""
+    size = body_size(request) + _TOKEN_SIZE * num_tokens
+    if size < MAX_ENCODED_IN_LOOP // _MAX_REPEATED:
+        return encode()
+    return await run_fairly(request, Work(ENCODE_SECONDS, encode))

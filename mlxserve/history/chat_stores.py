@@ -3,15 +3,16 @@
     chat.sqlite            what the terminal writes too: chats without an API key
     chats/KEY.sqlite       the chats of one API key, bounded in size
 
-The files are opened on first use, and used from one thread.
+The files are opened on first use. One that is in use is opened once more for another thread: no
+work on chats waits for other work, except that SQLite writes to a file in turns.
 """
 
 from __future__ import annotations
 
-import asyncio
 import sqlite3
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -21,50 +22,76 @@ from mlxserve.history.store import Store
 T = TypeVar("T")
 
 MAX_KEY_BYTES = 256 << 20  # size of one API key's file
-_MAX_OPEN = 16  # files
+_MAX_IDLE = 16  # open files that are not in use
 
 
 class ChatStores:
-    """The chats of all users, by the id of the API key that owns them; "" without keys."""
+    """The chats of all users, by the id of the API key that owns them; "" without keys.
+
+    Thread-safe.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._open: dict[str, Store] = {}  # the one used last is last
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="chats")
+        self._lock = threading.Lock()  # held for the list alone
+        self._idle: list[tuple[str, Store]] = []  # the one used last is last
+        self._is_closed = False
 
-    async def call(self, owner: str, work: Callable[[Store], T]) -> T:
+    def run(self, owner: str, work: Callable[[Store], T]) -> T:
         """Call `work` with the owner's chats. Raises StoreError, and what `work` raises."""
-        return await asyncio.get_running_loop().run_in_executor(
-            self._thread, self._work, owner, work
-        )
-
-    async def close(self) -> None:
-        """Finish pending writes, close the files and end the thread."""
-        await asyncio.get_running_loop().run_in_executor(self._thread, self._close_all)
-        self._thread.shutdown(wait=False)
-
-    def _work(self, owner: str, work: Callable[[Store], T]) -> T:
         try:
-            return work(self._store(owner))
+            with self._use(owner) as store:
+                return work(store)
         except sqlite3.Error as error:
             raise StoreError(
                 f"The chats in {self._path(owner)} cannot be read: {error}."
             ) from error
 
-    def _store(self, owner: str) -> Store:
-        store = self._open.pop(owner, None)
-        if store is None:
-            while len(self._open) >= _MAX_OPEN:
-                self._open.pop(next(iter(self._open))).close()
-            store = Store.open(self._path(owner))
-            if owner:
-                store.limit(MAX_KEY_BYTES)
-        self._open[owner] = store
+    def size(self, owner: str) -> int:
+        """Bytes of the owner's file; 0 if there is none."""
+        try:
+            return self._path(owner).stat().st_size
+        except OSError:
+            return 0
+
+    def close(self) -> None:
+        """Close the files, and those in use once they are not."""
+        with self._lock:
+            self._is_closed = True
+            idle, self._idle = self._idle, []
+        for _, store in idle:
+            store.close()
+
+    @contextmanager
+    def _use(self, owner: str) -> Iterator[Store]:
+        store = self._taken(owner) or self._opened(owner)
+        try:
+            yield store
+        finally:
+            self._give_back(owner, store)
+
+    def _taken(self, owner: str) -> Store | None:
+        with self._lock:
+            for at, (each, store) in enumerate(self._idle):
+                if each == owner:
+                    del self._idle[at]
+                    return store
+        return None
+
+    def _opened(self, owner: str) -> Store:
+        store = Store.open(self._path(owner))
+        if owner:
+            store.limit(MAX_KEY_BYTES)
         return store
+
+    def _give_back(self, owner: str, store: Store) -> None:
+        with self._lock:
+            self._idle.append((owner, store))
+            num_kept = 0 if self._is_closed else _MAX_IDLE
+            surplus = self._idle[: len(self._idle) - num_kept]
+            self._idle = self._idle[len(surplus) :]
+        for _, each in surplus:
+            each.close()
 
     def _path(self, owner: str) -> Path:
         return self._folder / "chats" / f"{owner}.sqlite" if owner else self._folder / "chat.sqlite"
-
-    def _close_all(self) -> None:
-        while self._open:
-            self._open.popitem()[1].close()

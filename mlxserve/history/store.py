@@ -11,10 +11,11 @@ from __future__ import annotations
 import re
 import sqlite3
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import TypeVar
 
 from mlxserve.history.calls import rounds_of, rounds_text
 from mlxserve.history.chat_file import StoreError, open_file, open_memory
@@ -29,6 +30,8 @@ from mlxserve.history.messages import (
 )
 from mlxserve.history.picture import KeptImage, as_text, from_text
 from mlxserve.system.terminal_text import one_line
+
+T = TypeVar("T")
 
 CHECKPOINT_SECONDS = 1.0
 # An answer not saved for this long has lost its terminal.
@@ -93,10 +96,10 @@ class Store:
         assert chat_id is not None, "an insert has a rowid"
         return ChatRecord(id=chat_id, title=title, created_at=now, updated_at=now, system=system)
 
-    def chats(self, limit: int = 500) -> list[ChatRecord]:
-        """List chats, most recent first."""
+    def chats(self, limit: int = 500, max_characters: int | None = None) -> list[ChatRecord]:
+        """List chats, most recent first, until their system prompts exceed `max_characters`."""
         rows = self._db.execute("SELECT * FROM chats ORDER BY updated_at DESC LIMIT ?", (limit,))
-        return [_chat(row) for row in rows]
+        return list(_up_to(map(_chat, rows), _chat_size, max_characters))
 
     def chat(self, chat_id: int) -> ChatRecord:
         """Return a chat. Raises StoreError if another terminal has deleted it."""
@@ -159,6 +162,21 @@ class Store:
         """All messages of a chat, parents before their children."""
         rows = self._db.execute("SELECT * FROM messages WHERE chat_id = ? ORDER BY id", (chat_id,))
         return [_message(row) for row in rows]
+
+    def page(
+        self, chat_id: int, after: int, max_characters: int
+    ) -> tuple[list[StoredMessage], bool]:
+        """Return (messages whose ids exceed `after`, whether there are more).
+
+        They end with the one that exceeds `max_characters`.
+        """
+        # Without their texts: SQLite sorts whole rows.
+        rows = self._db.execute(
+            "SELECT id FROM messages WHERE chat_id = ? AND id > ? ORDER BY id", (chat_id, after)
+        )
+        ids = [row["id"] for row in rows]
+        messages = list(_up_to(map(self.message, ids), _message_size, max_characters))
+        return messages, len(messages) < len(ids)
 
     def beginnings(self, *, but: int) -> list[tuple[ChatRecord, StoredMessage]]:
         """First questions of all chats but this one, each with its chat."""
@@ -255,8 +273,13 @@ class Store:
                 (State.STOPPED, State.WRITING, time.time() - _ABANDONED_SECONDS),
             ).rowcount
 
-    def search(self, words: str, limit: int = 100) -> list[SearchHit]:
-        """Find messages that contain all of the words, ignoring case; newest first."""
+    def search(
+        self, words: str, limit: int = 100, max_characters: int | None = None
+    ) -> list[SearchHit]:
+        """Find messages that contain all of the words, ignoring case; newest first.
+
+        They end with the one at which their chats' system prompts exceed `max_characters`.
+        """
         terms = words.split()
         if not terms:
             return []
@@ -275,12 +298,13 @@ class Store:
             " ORDER BY m.id DESC LIMIT ?",
             (*values, limit),
         )
-        return [
+        hits = (
             SearchHit(
                 _chat(row), row["message_id"], Role(row["role"]), _excerpt(row["text"], terms[0])
             )
             for row in rows
-        ]
+        )
+        return list(_up_to(hits, lambda hit: _chat_size(hit.chat), max_characters))
 
     def questions(self, limit: int = 200) -> list[str]:
         """Earlier questions, oldest first: the composer's history."""
@@ -335,6 +359,31 @@ def title_of(words: str) -> str:
     if len(title) > _TITLE_SIZE and " " in title[:_TITLE_SIZE]:
         title = f"{title[:_TITLE_SIZE].rpartition(' ')[0]}…"
     return one_line(title, _TITLE_SIZE) or _UNTITLED
+
+
+def _up_to(items: Iterable[T], size: Callable[[T], int], max_size: int | None) -> Iterator[T]:
+    """Yield items up to the one that exceeds `max_size`."""
+    left = max_size
+    for item in items:
+        yield item
+        if left is not None:
+            left -= size(item)
+            if left < 0:
+                return
+
+
+def _chat_size(chat: ChatRecord) -> int:
+    return len(chat.system) + (len(chat.left_out.summary) if chat.left_out else 0)
+
+
+def _message_size(message: StoredMessage) -> int:
+    """Characters of a message, nearly."""
+    texts = [message.text, message.thinking, *(image.url for image in message.images)]
+    for each in message.rounds:
+        texts += [each.text, each.thinking]
+        for call in each.calls:
+            texts += [call.arguments, call.result, *call.images]
+    return sum(map(len, texts))
 
 
 def _chat(row: sqlite3.Row) -> ChatRecord:

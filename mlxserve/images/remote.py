@@ -25,12 +25,12 @@ from mlxserve.system import addresses
 MAX_SIZE = 20 << 20  # bytes of a file
 MAX_REDIRECTS = 3
 SECONDS = 10.0  # total time
-MAX_AT_ONCE = 8
 _HEADERS = {"accept": "image/*", "accept-encoding": "identity", "user-agent": "mlxserve"}
 _ALL = AllowedDomains(frozenset(), is_any=True)
 
 # The addresses of a host and a port, as texts.
 Resolve = Callable[[str, int], Awaitable[list[str]]]
+TakeMemory = Callable[[int], None]  # at least as many bytes; raises QueueFull
 
 
 def is_public(address: str) -> bool:
@@ -60,20 +60,22 @@ class RemoteFiles:
         self._resolve = resolve
         self._transport = transport
         self._may_reach = may_reach
-        self._turns = asyncio.Semaphore(MAX_AT_ONCE)
 
-    async def fetch(self, url: str) -> bytes:
-        """Fetch a file. Raises InvalidRequest, whose message ends a sentence about the file."""
+    async def fetch(self, url: str, take: TakeMemory = lambda _: None) -> bytes:
+        """Fetch a file. Raises InvalidRequest, whose message ends a sentence about the file.
+
+        take: called with the bytes so far, and first with those that were announced; may raise
+        """
         try:
-            async with self._turns, asyncio.timeout(SECONDS):
-                return await self._follow(httpx.URL(url))
+            async with asyncio.timeout(SECONDS):
+                return await self._follow(httpx.URL(url), take)
         except TimeoutError as error:
             raise InvalidRequest(f"cannot be fetched within {SECONDS:g} s") from error
         except (httpx.HTTPError, httpx.InvalidURL, OSError, UnicodeError) as error:
             reason = type(error).__name__
             raise InvalidRequest(f"cannot be fetched ({reason}); check its URL") from error
 
-    async def _follow(self, url: httpx.URL) -> bytes:
+    async def _follow(self, url: httpx.URL, take: TakeMemory) -> bytes:
         transport = self._transport or httpx.AsyncHTTPTransport(retries=0)
         # No proxies and no .netrc of the environment: they would reach other addresses, or tell secrets.
         async with httpx.AsyncClient(
@@ -84,7 +86,7 @@ class RemoteFiles:
                 reply = await client.send(request, stream=True)
                 try:
                     if not reply.has_redirect_location:
-                        return await _content(reply)
+                        return await _content(reply, take)
                     url = url.join(reply.headers["location"])
                 finally:
                     await reply.aclose()
@@ -114,14 +116,17 @@ class RemoteFiles:
         return request
 
 
-async def _content(reply: httpx.Response) -> bytes:
+async def _content(reply: httpx.Response, take: TakeMemory) -> bytes:
     if reply.status_code != 200:
         raise InvalidRequest(f"cannot be fetched: its server answers {reply.status_code}")
     if reply.headers.get("content-encoding", "identity") != "identity":
         raise InvalidRequest("is sent compressed, though that was not asked for")
+    announced = reply.headers.get("content-length", "")
+    take(min(int(announced), MAX_SIZE) if announced.isdecimal() else 0)
     content = bytearray()
     async for piece in reply.aiter_raw():
         content += piece
         if len(content) > MAX_SIZE:
             raise InvalidRequest(f"is larger than {MAX_SIZE >> 20} MiB")
+        take(len(content))
     return bytes(content)

@@ -7,12 +7,13 @@ import binascii
 from functools import partial
 
 from mlxserve.core.errors import InvalidRequest
-from mlxserve.helpers.work import RunFairly, Work
+from mlxserve.helpers.work import Place, RunFairly, Work
 from mlxserve.images.decode import ImageDecoder, image_decoder
 from mlxserve.images.image import Image
-from mlxserve.images.remote import RemoteFiles
+from mlxserve.images.remote import RemoteFiles, TakeMemory
 
 OPTION = "--allow-remote-images"
+_FETCH_SECONDS = 1.0  # until a usual server has sent a file
 _BASE64_PER_SECOND = 50_000_000  # characters
 _URL_SAFE = str.maketrans("-_", "+/")
 
@@ -27,19 +28,28 @@ class ImageSources:
         self._remote = remote
         self._decoder = decoder or image_decoder()
 
-    async def image(self, source: str | None, run_fairly: RunFairly, owner: str = "") -> Image:
+    async def image(
+        self,
+        source: str | None,
+        run_fairly: RunFairly,
+        owner: str = "",
+        *,
+        take: TakeMemory = lambda _: None,
+    ) -> Image:
         """Load an image.
 
         source: a data:, http: or https: URL; None for anything else
         run_fairly: does the work on it in its client's turn
         owner: id of the API key that sent it
+        take: takes memory for a file from the web until its image is decoded
 
         Raises InvalidRequest, whose message is the end of a sentence about the image, and what
         `ImageDecoder.decode` raises.
         """
-        return await self._decoder.decode(await self._file(source, run_fairly), run_fairly, owner)
+        file = await self._file(source, run_fairly, take)
+        return await self._decoder.decode(file, run_fairly, owner)
 
-    async def _file(self, source: str | None, run_fairly: RunFairly) -> bytes:
+    async def _file(self, source: str | None, run_fairly: RunFairly, take: TakeMemory) -> bytes:
         scheme = (source or "")[:8].partition(":")[0].lower()
         if source is None or scheme not in ("data", "http", "https"):
             raise InvalidRequest('needs a URL that begins with "data:", "https:" or "http:"')
@@ -51,7 +61,8 @@ class ImageSources:
                 f"is on the web, from where this server fetches nothing ({OPTION} allows it); send it "
                 "as a data: URL"
             )
-        return await self._remote.fetch(source)
+        fetching = partial(self._remote.fetch, source, take)
+        return await run_fairly(Work(_FETCH_SECONDS, fetching, Place.LOOP))
 
 
 def data_url(content: str, media_type: str = "") -> str:

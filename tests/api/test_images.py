@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
-from collections.abc import Iterator
+import json
+import socket
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import httpx
 import pytest
 from starlette.testclient import TestClient
 
 from mlxserve.api import prompts
 from mlxserve.api.access.policy import AccessPolicy
 from mlxserve.api.app import create_app
+from mlxserve.helpers.fair_executor import UNCOUNTED_BODY, FairExecutor
 from mlxserve.helpers.helper import Helper
 from mlxserve.images.decode import ImageDecoder
+from mlxserve.images.domains import AllowedDomains
 from mlxserve.images.image import Image
+from mlxserve.images.remote import RemoteFiles
 from tests.api.clients import anthropic, ollama, openai
 from tests.api.fake_chat import FakeChat
 from tests.api.serving import StartServer
 from tests.images.files import file_of, picture
+from tests.waiting import wait_until
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 TEXT = "What is it?"
@@ -395,3 +403,70 @@ def test_one_request_does_not_tell_whether_another_key_has_sent_a_picture(
             counts.append(len(decoded))
     decoder.close()
     assert counts == [1, 1, 1, 1, 2, 2, 2, 2]
+
+
+def test_slow_fetches_of_one_key_leave_places_for_others_and_end_with_their_client(
+    chat: FakeChat, start_server: StartServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eight fetches were made for all clients, first come first served: another waited 30 s."""
+    begun: list[str] = []
+    ended: list[str] = []
+
+    async def fetch(_files: RemoteFiles, url: str, _take: object) -> bytes:
+        if "slow" in url:
+            begun.append(url)
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.append(url)
+        return file_of(picture())
+
+    monkeypatch.setattr(RemoteFiles, "fetch", fetch)
+    keys = ("evil-evil-evil-evil", "good-good-good-good")
+    server = start_server(
+        access=AccessPolicy(api_keys=keys, remote_images=AllowedDomains.from_texts(["*"]))
+    )
+
+    def request_of(key: str, name: str) -> tuple[dict[str, str], dict[str, Any]]:
+        part = {"type": "image_url", "image_url": {"url": f"http://web.example/{name}.png"}}
+        return {"authorization": f"Bearer {key}"}, content_of(part)
+
+    peers = []
+    for number in range(20):
+        headers, body = request_of(keys[0], f"slow{number}")
+        content = json.dumps(body).encode()
+        head = (
+            "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            f"Authorization: {headers['authorization']}\r\nContent-Length: {len(content)}\r\n\r\n"
+        )
+        peers.append(socket.create_connection(("127.0.0.1", server.port), timeout=60))
+        peers[-1].sendall(head.encode() + content)
+    wait_until(lambda: len(begun) == 8 and chat.executor.num_waiting == 12)
+    headers, body = request_of(keys[1], "quick")
+    reply = httpx.post(f"{server.url}/v1/chat/completions", json=body, headers=headers, timeout=60)
+    assert reply.status_code == 200, reply.text
+    for peer in peers:
+        peer.close()
+    wait_until(lambda: sorted(ended) == sorted(begun) and chat.executor.num_waiting == 0)
+    assert len(begun) < 20, "those that waited were not begun"
+
+
+def test_a_fetched_file_takes_memory_until_it_is_decoded(
+    chat: FakeChat, start_server: StartServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chat.executor = FairExecutor(body_memory=8 * UNCOUNTED_BODY)
+    held: list[int] = []
+
+    async def fetch(_files: RemoteFiles, url: str, take: Callable[[int], None]) -> bytes:
+        take(20 * UNCOUNTED_BODY if "large" in url else 2 * UNCOUNTED_BODY)
+        held.append(chat.executor.bodies.num_taken)
+        return file_of(picture())
+
+    monkeypatch.setattr(RemoteFiles, "fetch", fetch)
+    url = start_server(access=AccessPolicy(remote_images=AllowedDomains.from_texts(["*"]))).url
+    for name, status in (("large", 503), ("small", 200)):
+        part = {"type": "image_url", "image_url": {"url": f"http://web.example/{name}.png"}}
+        reply = httpx.post(f"{url}/v1/chat/completions", json=content_of(part, part), timeout=60)
+        assert reply.status_code == status, reply.text
+    assert held == [UNCOUNTED_BODY]
+    wait_until(lambda: chat.executor.bodies.num_taken == 0)

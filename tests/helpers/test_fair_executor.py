@@ -5,14 +5,22 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 
 from mlxserve.core.errors import ClientQueueFull, EngineStopped, QueueFull
 from mlxserve.helpers import fair_executor
-from mlxserve.helpers.fair_executor import MEDIUM_SECONDS, BodyMemory, FairExecutor, FairOrder
+from mlxserve.helpers.fair_executor import (
+    MAX_CLIENT_PLACES,
+    MEDIUM_SECONDS,
+    BodyMemory,
+    FairExecutor,
+    FairOrder,
+    Lane,
+)
 from mlxserve.helpers.waiting import current
-from mlxserve.helpers.work import Work
+from mlxserve.helpers.work import Place, Work
 from tests.waiting import wait_until
 
 LONG = 2 * MEDIUM_SECONDS  # a lane with one thread
@@ -197,6 +205,103 @@ def test_a_running_job_sees_that_its_client_has_left(executor: FairExecutor) -> 
 
     asyncio.run(scenario())
     assert seen == [True, False]
+
+
+async def begun(executor: FairExecutor, clients: str, lane: Lane) -> list[str]:
+    """The clients whose work in the loop has a place, each letter with one piece of work."""
+    names: list[str] = []
+    may_end = asyncio.Event()
+
+    async def wait(name: str) -> None:
+        names.append(name)
+        await may_end.wait()
+
+    jobs = [
+        asyncio.ensure_future(
+            executor.run(name, Work(1.0, partial(wait, name), Place.LOOP), lane=lane)
+        )
+        for name in clients
+    ]
+    for _ in range(3):  # to enter, to get a place, to begin
+        await asyncio.sleep(0)
+    may_end.set()
+    with_place = list(names)
+    await asyncio.gather(*jobs)
+    assert sorted(names) == sorted(clients)
+    return with_place
+
+
+def test_no_client_has_all_places_of_those_who_wait_for_others(executor: FairExecutor) -> None:
+    places = asyncio.run(begun(executor, "e" * 30 + "g", Lane.WAITS))
+    assert places.count("e") == MAX_CLIENT_PLACES[Lane.WAITS] == 8
+    assert places.count("g") == 1
+
+
+def test_models_are_loaded_one_after_the_other_in_turns(executor: FairExecutor) -> None:
+    async def scenario() -> list[str]:
+        order: list[str] = []
+
+        async def load(name: str) -> None:
+            order.append(name)
+
+        loads = (
+            executor.run(n, Work(1.0, partial(load, n), Place.LOOP), lane=Lane.LOADS)
+            for n in "eeeg"
+        )
+        await asyncio.gather(*loads)
+        return order
+
+    assert asyncio.run(scenario()).index("g") <= 2
+    assert asyncio.run(begun(executor, "eeg", Lane.LOADS)) == ["e"]
+
+
+def test_work_in_the_loop_that_is_cancelled_ends_and_frees_its_place(
+    executor: FairExecutor,
+) -> None:
+    ended: list[str] = []
+
+    async def wait() -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            ended.append("cancelled")
+            raise
+
+    async def scenario() -> None:
+        waits = [
+            asyncio.ensure_future(executor.run("e", Work(1.0, wait, Place.LOOP))) for _ in range(20)
+        ]
+        for _ in range(3):
+            await asyncio.sleep(0)
+        for each in waits:
+            each.cancel()
+        await asyncio.gather(*waits, return_exceptions=True)
+
+    asyncio.run(scenario())
+    assert len(ended) == MAX_CLIENT_PLACES[Lane.WAITS], "the others had not begun"
+    assert executor.num_waiting == 0
+    assert len(asyncio.run(begun(executor, "e" * 8, Lane.WAITS))) == 8
+
+
+def test_work_in_the_loop_that_waits_needs_no_seconds_of_a_processor(
+    executor: FairExecutor, small_bounds: None
+) -> None:
+    assert len(asyncio.run(begun(executor, "e" * 100, Lane.WAITS))) == 8
+
+
+def test_one_place_of_short_work_is_left_for_others(executor: FairExecutor) -> None:
+    async def scenario() -> None:
+        may_end = threading.Event()
+        evil = [
+            asyncio.ensure_future(executor.run("evil", Work(0.1, lambda: may_end.wait(30))))
+            for _ in range(9)
+        ]
+        await asyncio.sleep(0)
+        assert await executor.run("good", Work(0.1, lambda: "done")) == "done"
+        may_end.set()
+        await asyncio.gather(*evil)
+
+    asyncio.run(scenario())
 
 
 @pytest.fixture

@@ -46,6 +46,7 @@ _AS_BRACKETS = bytes.maketrans(b"{}", b"[]")
 _NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
 # The examples of Ollama's documentation send no content type, which `curl` then calls a form.
 _OF_CURL = ("", "application/x-www-form-urlencoded")
+_SIZE = "mlxserve.body_size"  # in the scope of a request whose body was read: its bytes
 _OBJECT = "mlxserve.object"  # in the scope of a request whose body was parsed, and not yet used
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 _INVALID_UTF_8 = "invalid UTF-8 in the body was replaced by U+FFFD"
@@ -81,10 +82,17 @@ async def _raw(request: Request) -> bytes:
     try:
         hold = body_hold(request)
         raw = await _read(request, hold)
+        request.scope[_SIZE] = len(raw)
         hold.grow_to(len(raw) + _OBJECT_SIZE * min(raw.count(b"{"), _MAX_OBJECTS))
     except QueueFull as error:
         raise refusal(error) from error
     return raw
+
+
+def body_size(request: Request) -> int:
+    """Bytes of the body; 0 before it was read."""
+    size: int = request.scope.get(_SIZE, 0)
+    return size
 
 
 def parse_json(raw: bytes, warn: Callable[[str], None] = lambda _: None) -> dict[str, Any]:

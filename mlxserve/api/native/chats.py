@@ -19,10 +19,13 @@ from starlette.routing import Route
 from mlxserve.api.access.same_user import is_from_same_user
 from mlxserve.api.access.security import has_key, key_id
 from mlxserve.api.bodies.body_route import BodyRoute
+from mlxserve.api.bodies.json_body import body_size
 from mlxserve.api.bodies.request_body import RequestBody, StrictModel
 from mlxserve.api.errors import ApiError, invalid_value, json_response
+from mlxserve.api.fair_work import run_fairly
 from mlxserve.api.native.forgetting import DeletedConversations, Forgetting, PromptSettings
 from mlxserve.core.errors import MlxServeError
+from mlxserve.helpers.work import Work
 from mlxserve.history.calls import CallRecord, CallState, ToolRound, round_fields
 from mlxserve.history.chat_file import StoreError
 from mlxserve.history.chat_stores import ChatStores
@@ -30,12 +33,16 @@ from mlxserve.history.export import as_json, as_markdown
 from mlxserve.history.messages import ChatRecord, Role, State, StoredMessage
 from mlxserve.history.picture import KeptImage
 from mlxserve.history.store import SearchHit, Store
-from mlxserve.history.traces import Traces, traces
+from mlxserve.history.traces import traces
 from mlxserve.mcp import results
 
 T = TypeVar("T")
 
 MAX_TEXT = 4 << 20  # characters
+MAX_PAGE = 4 << 20  # characters of a reply, but for its last message
+_SECONDS = 0.005  # for a read or a write by itself
+_READ_PER_SECOND = 100 << 20  # bytes of a file that is read to its end
+_WRITTEN_PER_SECOND = 20 << 20  # bytes, into the index as well
 MAX_TITLE = 1_000
 MAX_IMAGE, MAX_IMAGES = 2 << 20, 16  # characters; of one message
 MAX_ROUNDS, MAX_CALLS = 100, 100  # of one answer, and in each of its rounds
@@ -184,10 +191,18 @@ class Chats:
         """Lists chats, the most recent first, or those whose messages contain the words of `search`."""
         words = request.query_params.get("search", "")
         if words.strip():
-            hits = await self._call(request, lambda store: store.search(words[:MAX_TITLE]))
-            return json_response({"object": "list", "data": _cards_of(hits)})
-        chats = await self._call(request, lambda store: store.chats())
-        return json_response({"object": "list", "data": [_card(chat) for chat in chats]})
+
+            def search(store: Store) -> list[dict[str, Any]]:
+                return _cards_of(store.search(words[:MAX_TITLE], max_characters=MAX_PAGE))
+
+            cards = await self._call(request, search, reads=1.0)
+        else:
+
+            def chats(store: Store) -> list[dict[str, Any]]:
+                return [_card(chat) for chat in store.chats(max_characters=MAX_PAGE)]
+
+            cards = await self._call(request, chats, nbytes=MAX_PAGE)
+        return json_response({"object": "list", "data": cards})
 
     async def create(self, request: Request, body: NewChatRequest) -> Response:
         """Begins a chat. Its title is the start of the given words."""
@@ -195,17 +210,19 @@ class Chats:
         return json_response(_card(chat))
 
     async def get(self, request: Request) -> Response:
-        """Reads a chat: all of its messages, with their parents."""
+        """Reads a chat: its messages, with their parents, 4 MiB at once; `after` goes on with the next.
+
+        `has_more` tells that there are more than these: ask again with the last one's id as `after`.
+        """
+        after = _number(request.query_params.get("after", "0"))
 
         def read(store: Store) -> dict[str, Any]:
             store.recover()
             chat = _chat(store, request)
-            return {
-                **_card(chat),
-                "messages": [_sent(message) for message in store.messages(chat.id)],
-            }
+            messages, has_more = store.page(chat.id, after, MAX_PAGE)
+            return {**_card(chat), "messages": list(map(_sent, messages)), "has_more": has_more}
 
-        return json_response(await self._call(request, read))
+        return json_response(await self._call(request, read, nbytes=MAX_PAGE))
 
     async def change(self, request: Request, body: ChatChange) -> Response:
         """Renames a chat, changes its system prompt, or shows another branch."""
@@ -225,14 +242,14 @@ class Chats:
     async def delete(self, request: Request) -> Response:
         """Deletes a chat and its messages, and what loaded models have computed of them."""
 
-        def delete(store: Store) -> tuple[int, Traces]:
+        def delete(store: Store) -> tuple[int, list[str], DeletedConversations]:
             chat = _chat(store, request)
             left = traces(store, chat.id)
             store.delete(chat.id)
-            return chat.id, left
+            deleted = DeletedConversations.from_chat(left.conversations, left.kept)
+            return chat.id, left.models, deleted
 
-        chat_id, left = await self._call(request, delete)
-        deleted = DeletedConversations.from_chat(left.conversations, left.kept)
+        chat_id, models, deleted = await self._call(request, delete, reads=1.0)
         try:
             forgotten = await self._forgetting.forget(
                 request, deleted, PromptSettings(self._tools())
@@ -240,7 +257,7 @@ class Chats:
         except (ApiError, MlxServeError) as error:
             # The chat is deleted all the same.
             forgotten = {"models": [], "problem": str(error)}
-        others = [name for name in left.models if name not in forgotten["models"]]
+        others = [name for name in models if name not in forgotten["models"]]
         cache = {**forgotten, "models_not_loaded": others}
         return json_response({"id": chat_id, "object": "chat", "deleted": True, "cache": cache})
 
@@ -248,11 +265,11 @@ class Chats:
         """The shown branch as Markdown, or with `format=json` as the messages of a request."""
         is_json = request.query_params.get("format") == "json"
 
-        def text(store: Store) -> str:
+        def text(store: Store) -> bytes:
             chat = _chat(store, request)
-            return (as_json if is_json else as_markdown)(chat, store.path(chat.leaf_id))
+            return (as_json if is_json else as_markdown)(chat, store.path(chat.leaf_id)).encode()
 
-        exported = await self._call(request, text)
+        exported = await self._call(request, text, reads=1.0, nbytes=MAX_PAGE)
         name = "chat.json" if is_json else "chat.md"
         return Response(
             exported,
@@ -277,7 +294,7 @@ class Chats:
                 images=[image.picture() for image in body.images],
             )
 
-        return json_response(_sent(await self._call(request, add)))
+        return json_response(_sent(await self._call(request, add, written=body_size(request))))
 
     async def save(self, request: Request, body: MessageChange) -> Response:
         """Writes an answer as far as it has come."""
@@ -302,13 +319,34 @@ class Chats:
             store.save(changed)
             return changed
 
-        return json_response(_sent(await self._call(request, save)))
+        return json_response(_sent(await self._call(request, save, written=body_size(request))))
 
-    async def _call(self, request: Request, work: Callable[[Store], T]) -> T:
-        """Run `work` on the store of the request's key. Raises ApiError 403, 404 and 503."""
+    async def _call(
+        self,
+        request: Request,
+        work: Callable[[Store], T],
+        *,
+        reads: float = 0.0,
+        written: int = 0,
+        nbytes: int = 0,
+    ) -> T:
+        """Run `work` on the store of the request's key, in its turn.
+
+        reads: share of the file that it may have to read
+        written: bytes that it writes
+        nbytes: bytes of its result, at most
+
+        Raises ApiError 403, 404, 429 and 503.
+        """
         await _check_owner(request)
+        owner = key_id(request)
+        size = self._stores.size(owner)
+        seconds = _SECONDS + reads * size / _READ_PER_SECOND + written / _WRITTEN_PER_SECOND
+        job: Work[T] = Work(
+            seconds, partial(self._stores.run, owner, work), nbytes=min(nbytes, size)
+        )
         try:
-            return await self._stores.call(key_id(request), work)
+            return await run_fairly(request, job)
         except StoreError as error:
             raise ApiError(503, str(error), code="chats_unavailable") from error
 

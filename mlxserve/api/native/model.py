@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from mlxserve.api.errors import json_response
+from mlxserve.api.fair_work import PROBE_SECONDS, run_fairly
 from mlxserve.api.service import Service
+from mlxserve.helpers.work import Place, Work
 
 
 class ModelCard:
@@ -21,9 +23,10 @@ class ModelCard:
     def routes(self) -> list[Route]:
         return [Route("/api/v1/model", self.get, methods=["GET"])]
 
-    async def get(self, _request: Request) -> Response:
+    async def get(self, request: Request) -> Response:
         """Describes the served model and the abilities of its chat template."""
-        template = await asyncio.to_thread(self._model.template_card)
+        card: Work[dict[str, Any]] = Work(PROBE_SECONDS, self._model.template_card, Place.PROCESS)
+        template = await run_fairly(request, card)
         return json_response(
             {
                 "id": self._model.model_name,

@@ -22,6 +22,7 @@ from starlette.routing import Route
 
 from mlxserve.api.access.security import is_admin, key_id, require_admin
 from mlxserve.api.errors import RETRY_SOON, ApiError, from_engine, json_response
+from mlxserve.api.fair_work import run_fairly
 from mlxserve.api.native.page_map import PageMapFeed
 from mlxserve.api.native.snapshots import SharedSnapshots
 from mlxserve.api.native.status import DISK_STATES
@@ -29,12 +30,14 @@ from mlxserve.api.server.drain import Drain
 from mlxserve.api.server.sse import EventStream, Write, named_event
 from mlxserve.core.errors import MlxServeError
 from mlxserve.engine.snapshot import PageState, Phase, RequestView, Snapshot
+from mlxserve.helpers.work import RunFairly, Work
 from mlxserve.request import ANONYMOUS
 
 if TYPE_CHECKING:
     from mlxserve.chat.text_model import TextModel
 
 MAP_INTERVAL = 0.25  # seconds between two events of a map
+_PAGES_PER_SECOND = 50_000_000
 MAX_MAPS = 32  # open at the same time
 
 
@@ -84,12 +87,16 @@ class Monitoring:
             self._num_maps -= 1
 
         return EventStream(
-            partial(self.write_map, PageMapFeed(_visibility(request))),
+            partial(
+                self.write_map,
+                partial(run_fairly, request),
+                PageMapFeed(_visibility(request)),
+            ),
             close=close,
             failure=lambda error: named_event("error", error.body()),
         )
 
-    async def write_map(self, page_map: PageMapFeed, write: Write) -> None:
+    async def write_map(self, run_fairly: RunFairly, page_map: PageMapFeed, write: Write) -> None:
         """Write events until the server ends. Takes a snapshot only if counters have changed."""
         seen = None
         try:
@@ -97,7 +104,10 @@ class Monitoring:
                 if seen is None or self._engine.stats() != seen.stats:
                     seen = await self._snapshots.take()
                 # Also if nothing changed: the last event may not have had room for all changes.
-                event = await asyncio.to_thread(page_map.next_event, seen)
+                next_event: Work[bytes | None] = Work(
+                    len(seen.pages) / _PAGES_PER_SECOND, partial(page_map.next_event, seen)
+                )
+                event = await run_fairly(next_event)
                 if event is not None:
                     await write(event)
                 await asyncio.sleep(MAP_INTERVAL)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from starlette.requests import Request
@@ -12,15 +12,18 @@ from starlette.routing import Route
 
 from mlxserve.api.access.security import may_see_totals, require_totals
 from mlxserve.api.errors import RETRY_SOON, ApiError, json_response
+from mlxserve.api.fair_work import run_fairly
 from mlxserve.api.metrics import Metrics, metrics_page
 from mlxserve.api.server.drain import Drain
 from mlxserve.api.server.watchdog import MAX_SILENCE
 from mlxserve.core.version import __version__
+from mlxserve.helpers.work import Work
 
 if TYPE_CHECKING:
     from mlxserve.chat.text_model import TextModel
     from mlxserve.engine.async_engine import AsyncEngine
 
+_PAGE_SECONDS = 0.01  # for the metrics of a model
 MEMORY_LEVELS = ("normal", "high", "critical")
 DISK_STATES = ("off", "works", "reads_only", "stalled", "failed")
 
@@ -114,7 +117,9 @@ class Status:
     async def metrics(self, request: Request) -> Response:
         """Reports counters and latencies in the Prometheus text format."""
         require_totals(request)
-        return await asyncio.to_thread(metrics_page, [model.metrics for model in self._loaded()])
+        models = [model.metrics for model in self._loaded()]
+        page: Work[Response] = Work(_PAGE_SECONDS * len(models), partial(metrics_page, models))
+        return await run_fairly(request, page)
 
 
 def _silence(engines: Sequence[AsyncEngine]) -> float:

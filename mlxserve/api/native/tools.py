@@ -6,7 +6,6 @@ shows each call and asks its user; permanent choices are stored with the termina
 
 from __future__ import annotations
 
-import asyncio
 import time
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -20,11 +19,16 @@ from mlxserve.api.access.same_user import may_run_programs
 from mlxserve.api.bodies.body_route import BodyRoute
 from mlxserve.api.bodies.request_body import RequestBody
 from mlxserve.api.errors import ApiError, json_response
-from mlxserve.api.fair_work import cancel_on_disconnect
+from mlxserve.api.fair_work import run_fairly
+from mlxserve.helpers.fair_executor import FairExecutor
+from mlxserve.helpers.work import Place, Work
 from mlxserve.history.chat_stores import ChatStores
+from mlxserve.mcp.results import CallResult
 from mlxserve.mcp.servers_file import ToolsError, usual_file
 from mlxserve.mcp.toolbox import Permission, ServerCard, Tool, Toolbox
 
+_SETTING_SECONDS = 0.005  # to read or write a setting
+_TOOL_SECONDS = 1.0  # for a call of a tool, or the start of the servers
 MAX_ARGUMENTS = 1 << 20  # characters
 
 Name = Annotated[str, Field(min_length=1, max_length=200)]
@@ -58,21 +62,26 @@ class CallRequest(RequestBody):
 class StoredChoices:
     """Stores choices about tools in the terminal's chat file."""
 
-    def __init__(self, stores: ChatStores) -> None:
+    def __init__(self, stores: ChatStores, executor: FairExecutor) -> None:
         self._stores = stores
+        self._executor = executor
 
     async def setting(self, name: str) -> str | None:
-        return await self._stores.call("", lambda store: store.setting(name))
+        reading = partial(self._stores.run, "", lambda store: store.setting(name))
+        work: Work[str | None] = Work(_SETTING_SECONDS, reading)
+        return await self._executor.run("", work)
 
     async def set_setting(self, name: str, value: str) -> None:
-        await self._stores.call("", lambda store: store.set_setting(name, value))
+        writing = partial(self._stores.run, "", lambda store: store.set_setting(name, value))
+        work: Work[None] = Work(_SETTING_SECONDS, writing)
+        await self._executor.run("", work)
 
 
 class ToolRoutes:
     """The endpoints over one toolbox, whose tool servers end with this server."""
 
-    def __init__(self, stores: ChatStores) -> None:
-        self._toolbox = Toolbox(usual_file(), StoredChoices(stores))
+    def __init__(self, stores: ChatStores, executor: FairExecutor) -> None:
+        self._toolbox = Toolbox(usual_file(), StoredChoices(stores, executor))
 
     def routes(self) -> list[Route]:
         tools = "/api/v1/tools"
@@ -96,19 +105,26 @@ class ToolRoutes:
     async def index(self, request: Request) -> Response:
         """Lists the servers of tools, started or not, with their tools."""
         await _check_allowed(request)
-        await asyncio.to_thread(self._toolbox.read)
+        reading: Work[None] = Work(_SETTING_SECONDS, self._toolbox.read)
+        await run_fairly(request, reading)
         return json_response(self._list())
 
     async def start(self, request: Request, _body: StartRequest) -> Response:
         """Starts the servers that are on, and answers when each is ready or has failed."""
-        await cancel_on_disconnect(request, self._toolbox.start())
+        starting: Work[None] = Work(_TOOL_SECONDS, self._toolbox.start, Place.LOOP)
+        await run_fairly(request, starting)
         return json_response(self._list())
 
-    async def switch(self, _request: Request, body: SwitchRequest) -> Response:
+    async def switch(self, request: Request, body: SwitchRequest) -> Response:
         """Starts a server, also one that failed, or ends it."""
-        try:
+
+        async def switch() -> None:
             await self._toolbox.start()
             await self._toolbox.switch(body.server, is_on=body.is_on)
+
+        switching: Work[None] = Work(_TOOL_SECONDS, switch, Place.LOOP)
+        try:
+            await run_fairly(request, switching)
         except ToolsError as error:
             raise ApiError(404, str(error), param="server", code="unknown_server") from error
         return json_response(self._list())
@@ -124,7 +140,10 @@ class ToolRoutes:
     async def call(self, request: Request, body: CallRequest) -> Response:
         """Calls a tool, to which the user has agreed; stopped when the client leaves."""
         started = time.monotonic()
-        result = await cancel_on_disconnect(request, self._toolbox.call(body.name, body.arguments))
+        calling: Work[CallResult] = Work(
+            _TOOL_SECONDS, partial(self._toolbox.call, body.name, body.arguments), Place.LOOP
+        )
+        result = await run_fairly(request, calling)
         content = {
             "object": "tool_result",
             "text": result.text,

@@ -15,7 +15,7 @@ from starlette.routing import Route
 
 from mlxserve.api.bodies.body_route import BodyRoute
 from mlxserve.api.errors import ApiError, json_response
-from mlxserve.api.fair_work import KEEP_ALIVE, STARTED, WAITED
+from mlxserve.api.fair_work import KEEP_ALIVE, STARTED, WAITED, run_fairly
 from mlxserve.api.ollama.reply import OllamaReply, lines_or_object, nanoseconds
 from mlxserve.api.ollama.schema import (
     OllamaChatRequest,
@@ -29,8 +29,10 @@ from mlxserve.api.server.sse import JSON_LINES
 from mlxserve.api.service import Prepared, Service
 from mlxserve.api.warnings import warn
 from mlxserve.core.sampling_params import SamplingParams
-from mlxserve.helpers.work import MaybeWork
+from mlxserve.helpers.work import MaybeWork, Work
 from mlxserve.images.picture import PicturePrompt
+
+_TOKENS_PER_SECOND = 20_000_000  # copied
 
 
 class Ollama:
@@ -184,7 +186,10 @@ class Ollama:
         reply.answers = answers
         if reply.context is not None:
             # Without the rows of images, which are no tokens.
-            reply.context = [token for token in prompt if token >= 0]
+            context: Work[list[int]] = Work(
+                len(prompt) / _TOKENS_PER_SECOND, lambda: [token for token in prompt if token >= 0]
+            )
+            reply.context = await run_fairly(request, context)
         return await self._service.reply(
             request, answers, reply, is_stream=body.stream, framing=JSON_LINES
         )

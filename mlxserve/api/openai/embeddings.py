@@ -16,8 +16,12 @@ from mlxserve.api.bodies.body_route import BodyRoute
 from mlxserve.api.bodies.fields import MAX_DIMENSIONS, Prompt, prompts
 from mlxserve.api.bodies.request_body import RequestBody
 from mlxserve.api.errors import json_response
+from mlxserve.api.fair_work import run_fairly
 from mlxserve.api.service import Service
+from mlxserve.helpers.work import Work
 from mlxserve.request import Pooling
+
+_NUMBERS_PER_SECOND = 5_000_000  # in base64
 
 
 class EmbeddingsRequest(RequestBody):
@@ -52,9 +56,13 @@ class Embeddings:
             dimensions=body.dimensions,
             input_type=body.input_type,
         )
+        items: Work[list[dict[str, Any]]] = Work(
+            sum(map(len, vectors)) / _NUMBERS_PER_SECOND,
+            lambda: [_item(index, vector, body) for index, vector in enumerate(vectors)],
+        )
         reply = {
             "object": "list",
-            "data": [_item(index, vector, body) for index, vector in enumerate(vectors)],
+            "data": await run_fairly(request, items),
             "model": self._service.model.model_name,
             "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
         }

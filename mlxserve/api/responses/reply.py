@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from mlxserve.api.answers import Answers
-from mlxserve.api.errors import ApiError
+from mlxserve.api.errors import ApiError, encode_json
 from mlxserve.api.responses.items import ResponseOutput
 from mlxserve.api.responses.schema import ResponsesRequest
-from mlxserve.api.server.sse import named_event
+from mlxserve.api.server.sse import named_event, named_event_of
 from mlxserve.api.usage import Tokens, reports
 from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.request import FinishReason
@@ -37,6 +37,7 @@ class ResponseReply:
     params: SamplingParams
     on_end: Callable[[dict[str, Any]], None]
     _number: int = 0
+    _begun: bytes = b""  # the response without output
     _output: ResponseOutput = field(init=False)
     _finish_reason: FinishReason | None = None
 
@@ -58,8 +59,8 @@ class ResponseReply:
     # Events.
 
     def opening(self) -> bytes:
-        created = self._event("created", response=self._response("in_progress"))
-        return created + self._event("in_progress", response=self._response("in_progress"))
+        self._begun = encode_json(self._response("in_progress"))
+        return self._progress("created") + self._progress("in_progress")
 
     def push(self, delta: Delta) -> bytes:
         self._finish_reason = delta.finish_reason
@@ -78,7 +79,15 @@ class ResponseReply:
 
     def keepalive(self) -> bytes:
         """A real event: some clients time out on a stream that only sends comments."""
-        return self._event("in_progress", response=self._response("in_progress"))
+        return self._progress("in_progress")
+
+    def _progress(self, kind: str) -> bytes:
+        """An event with the response as it began, which is encoded once: it repeats the request."""
+        number = self._number
+        self._number += 1
+        kind = f"response.{kind}"
+        head = encode_json({"type": kind, "sequence_number": number})
+        return named_event_of(kind, head[:-1] + b',"response":' + self._begun + b"}")
 
     # Objects.
 

@@ -17,7 +17,8 @@ from starlette.routing import Route
 
 from mlxserve.api.access.security import key_id, request_id
 from mlxserve.api.bodies.body_route import BodyRoute
-from mlxserve.api.errors import ApiError, encode_json
+from mlxserve.api.bodies.json_body import body_size
+from mlxserve.api.errors import ApiError
 from mlxserve.api.responses.reply import ResponseReply
 from mlxserve.api.responses.schema import ResponsesRequest
 from mlxserve.api.responses.store import MissingResponse, ResponseStore, StoredResponse
@@ -69,7 +70,7 @@ class Responses:
             model=self._service.model.model_name,
             request=prepared.whole,
             params=answering.params,
-            on_end=partial(self._keep, key_id(request), prepared.new),
+            on_end=partial(self._keep, key_id(request), prepared.new, body_size(request)),
         )
         prompt = await self._service.prompts.finish(request, answering.prompt)
         answers = await self._service.submit(
@@ -100,10 +101,13 @@ class Responses:
                 code="response_not_found",
             ) from error
 
-    def _keep(self, owner: str, body: ResponsesRequest, response: dict[str, Any]) -> None:
+    def _keep(
+        self, owner: str, body: ResponsesRequest, body_size: int, response: dict[str, Any]
+    ) -> None:
         if body.store is False:
             return
         answered = ResponsesRequest.read({"input": response["output"]}).input
         items = [*body.input, *answered]
-        size = sum(item.size for item in items) + len(encode_json(response))
+        # The response repeats the body and the items of the answer.
+        size = sum(item.size for item in (*items, *answered)) + body_size
         self._store.put(StoredResponse(owner, response, items, size, body.previous_response_id))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -11,7 +12,11 @@ from starlette.routing import Route
 
 from mlxserve.api.access.security import key_id
 from mlxserve.api.errors import ApiError, invalid_value, json_response
+from mlxserve.api.fair_work import run_fairly
 from mlxserve.api.responses.store import MissingResponse, ResponseStore, StoredResponse
+from mlxserve.helpers.work import Work
+
+_LIST_SECONDS = 0.01  # for the items of a long conversation
 
 
 class StoredResponses:
@@ -42,10 +47,15 @@ class StoredResponses:
     async def input_items(self, request: Request) -> Response:
         """Lists the input of a response, with the conversation before it as far as it is stored."""
         stored = self._stored(request)
+        listing = partial(self._listed, stored, request.query_params)
+        page: Work[dict[str, Any]] = Work(_LIST_SECONDS, listing)
+        return json_response(await run_fairly(request, page))
+
+    def _listed(self, stored: StoredResponse, query: Mapping[str, str]) -> dict[str, Any]:
         earlier = self._stored_before(stored)
         own = stored.items[: len(stored.items) - len(stored.response["output"])]
         items = [item.listed(number) for number, item in enumerate([*earlier, *own])]
-        return json_response(page_of(items, request.query_params))
+        return page_of(items, query)
 
     async def cancel(self, request: Request) -> Response:
         """Always refused: there are no background responses. Clients cancel by disconnecting."""

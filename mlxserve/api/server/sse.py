@@ -59,7 +59,12 @@ def event(data: object) -> bytes:
 
 def named_event(name: str, data: object) -> bytes:
     """Encode one event with a name. It always has data, which the official clients require."""
-    return b"event: " + name.encode() + b"\n" + event(data)
+    return named_event_of(name, encode_json(data))
+
+
+def named_event_of(name: str, data: bytes) -> bytes:
+    """Make an event of JSON that is encoded."""
+    return b"event: " + name.encode() + b"\ndata: " + data + b"\n\n"
 
 
 def json_line(data: object) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from starlette.testclient import TestClient
 from mlxserve.api.access import same_user
 from mlxserve.api.access.policy import AccessPolicy
 from mlxserve.api.app import create_app
+from mlxserve.api.native import chats
 from mlxserve.history import chat_stores
 from mlxserve.history.messages import LeftOut, Role, State
 from mlxserve.history.store import Store
@@ -293,3 +295,57 @@ def test_only_images_in_base64_are_kept(page: httpx.Client, url: str) -> None:
     reply = page.post(f"{CHATS}/{made(page)}/messages", json=body)
     assert reply.status_code == 400
     assert "images[0].url" in reply.json()["error"]["message"]
+
+
+def test_another_keys_chats_do_not_wait_for_a_long_read(
+    home: Path, chat: FakeChat, start_server: StartServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One key's chats made another wait 153 s: a thread for all keys read them, first come first served."""
+    url = start_server(access=AccessPolicy(api_keys=KEYS)).url
+    alice, bob = (
+        httpx.Client(base_url=url, timeout=60, headers={"authorization": f"Bearer {key}"})
+        for key in KEYS
+    )
+    reads, may_read = threading.Semaphore(0), threading.Event()
+    page = Store.page
+
+    def held(store: Store, *arguments: Any) -> Any:
+        reads.release()
+        assert may_read.wait(60)
+        return page(store, *arguments)
+
+    monkeypatch.setattr(Store, "page", held)
+    with alice, bob, ThreadPoolExecutor(9) as pool:
+        number = made(alice)
+        added(alice, number, text="A")
+        evil = [pool.submit(alice.get, f"{CHATS}/{number}") for _ in range(9)]
+        for _ in range(3):
+            assert reads.acquire(timeout=60)
+        assert bob.get(CHATS).json()["data"] == []
+        assert bob.post("/tokenize", json={"prompt": "x"}).status_code == 200
+        may_read.set()
+        assert {each.result().status_code for each in evil} == {200}
+
+
+def test_a_long_chat_is_read_in_pages(page: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chats, "MAX_PAGE", 100)
+    number = made(page)
+    ids = [added(page, number, text="x" * 60) for _ in range(5)]
+    first = page.get(f"{CHATS}/{number}").json()
+    second = page.get(f"{CHATS}/{number}", params={"after": ids[1]}).json()
+    last = page.get(f"{CHATS}/{number}", params={"after": ids[3]}).json()
+    shown = [[one["id"] for one in each["messages"]] for each in (first, second, last)]
+    assert shown == [ids[:2], ids[2:4], ids[4:]]
+    assert [each["has_more"] for each in (first, second, last)] == [True, True, False]
+
+
+def test_a_list_of_chats_ends_at_its_size(
+    page: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each chat has a system prompt of up to 4 MiB."""
+    monkeypatch.setattr(chats, "MAX_PAGE", 100)
+    for _ in range(5):
+        number = page.post(CHATS, json={"title": "One", "system": "x" * 60}).json()["id"]
+        added(page, number, text="walrus")
+    assert len(page.get(CHATS).json()["data"]) == 2
+    assert len(page.get(CHATS, params={"search": "walrus"}).json()["data"]) == 2

@@ -1,5 +1,6 @@
 import asyncio
 import json
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -148,7 +149,9 @@ def reading_map(chat: FakeChat) -> tuple[asyncio.Queue[bytes], asyncio.Task[None
     events: asyncio.Queue[bytes] = asyncio.Queue()
     monitoring = Monitoring(chat, Drain())
     return events, asyncio.create_task(
-        monitoring.write_map(PageMapFeed(lambda _: True), events.put)
+        monitoring.write_map(
+            partial(chat.executor.run, ""), PageMapFeed(lambda _: True), events.put
+        )
     )
 
 

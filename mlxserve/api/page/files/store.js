@@ -20,6 +20,8 @@ export const exported = async (id, format) => (await ask(`${CHATS}/${id}/export?
 export async function read(id) {
   await Promise.all(writing); // it may be the chat that was left just now
   const found = await json(ask(`${CHATS}/${id}`));
+  for (let next = found; next.has_more; found.messages.push(...next.messages))
+    next = await json(ask(`${CHATS}/${id}?after=${next.messages.at(-1).id}`));
   const chat = new Chat();
   Object.assign(chat, { id: found.id, title: found.title, system: found.system, leftOut: found.left_out });
   const known = new Map();
