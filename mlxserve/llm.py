@@ -31,7 +31,7 @@ from mlxserve.core.errors import EngineStopped, InvalidParameter, InvalidRequest
 from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.core.stats import Stats
 from mlxserve.engine.threads import result_of
-from mlxserve.helpers.work import Place, Work
+from mlxserve.helpers.work import RunsIn, Work
 from mlxserve.ranks.environment import own_rank
 from mlxserve.request import Resized
 from mlxserve.system import machine
@@ -322,7 +322,7 @@ class AsyncLLM(_LoadedModel):
                     fitted.messages, tools=tools, add_generation_prompt=add_generation_prompt
                 )
 
-            work = Work(render_seconds(prompt, tools), render, Place.PROCESS)
+            work = Work(render_seconds(prompt, tools), render, RunsIn.PROCESS)
             return await self._model.executor.run("", work)
         if not all(isinstance(token, int) for token in prompt):
             raise InvalidParameter("prompt", "must be text, token ids or messages")

@@ -37,7 +37,7 @@ ARROWS: dict[str, str] = {
     ),
     "build": "core system helpers cache disk hub text scheduler model engine chat",
     "ranks": "metal_kernels core system helpers request cache hub model chat build",
-    "llm": "core system request text engine chat ranks",
+    "llm": "core system helpers request text engine chat ranks",
     "__init__": "core request text chat llm",
     "api": "core system helpers images request hub text history mcp engine chat",
     "doctor": "metal_kernels core system request cache hub model engine chat build",

@@ -14,6 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.routing import Route
 
 from mlxserve.api.access.gate import Gate
 from mlxserve.api.access.key_check import KeyCheck
@@ -25,6 +26,7 @@ from mlxserve.api.bodies.body_route import check_subject
 from mlxserve.api.dispatch import ModelDispatch
 from mlxserve.api.downloads import Downloads, Register
 from mlxserve.api.errors import NO_SNIFF, ApiError, error_response, from_engine
+from mlxserve.api.fair_work import charge
 from mlxserve.api.loading import Loading
 from mlxserve.api.model_routes import ModelRoutes, SharedState
 from mlxserve.api.models import Models
@@ -41,6 +43,7 @@ from mlxserve.api.responses.store import ResponseStore
 from mlxserve.api.responses.stored import StoredResponses
 from mlxserve.api.server.drain import Drain
 from mlxserve.api.server.in_flight import InFlight
+from mlxserve.api.server.loop_watch import LoopWatch
 from mlxserve.api.warnings import Warnings
 from mlxserve.chat.registry.registry import ModelRegistry
 from mlxserve.core.config import data_home
@@ -120,13 +123,15 @@ def create_server_app(
     tools = ToolRoutes(chats, executor)
     forgetting = Forgetting(partial(_usable, dispatch))
     downloads = Downloads(dispatch, register, executor)
+    routes: list[Route] = []
+    watch = LoopWatch(routes, partial(charge, executor))
     of_models = dispatch.own_routes()
     of_server = [
         *StoredResponses(store).routes(),
         *Models(dispatch).routes(),
         *OllamaModels(dispatch).routes(),
         *Loading(registry, dispatch).routes(),
-        *Status(registry.models[0].name, dispatch.loaded, drain).routes(),
+        *Status(registry.models[0].name, dispatch.loaded, drain, watch).routes(),
         *Rendering().routes(),
         *Chats(chats, forgetting, tools.definitions).routes(),
         *forgetting.routes(),
@@ -134,7 +139,7 @@ def create_server_app(
         *downloads.routes(),
     ]
     check_subject(of_server, of_model=False)
-    routes = [
+    routes += [
         *dispatch.routes(of_models),
         *of_server,
         *OpenAPI([*of_models, *of_server]).routes(),
@@ -155,7 +160,7 @@ def create_server_app(
                 executor=executor,
             )
         ],
-        lifespan=partial(_beside, keyring, registry, dispatch, chats, (tools, downloads)),
+        lifespan=partial(_beside, keyring, registry, dispatch, chats, watch, (tools, downloads)),
         exception_handlers={
             ApiError: _api_error,
             MlxServeError: _engine_error,
@@ -188,10 +193,12 @@ async def _beside(
     registry: ModelRegistry,
     dispatch: ModelDispatch,
     chats: ChatStores,
+    watch: LoopWatch,
     beside: Sequence[ToolRoutes | Downloads],
     _app: Starlette,
 ) -> AsyncIterator[None]:
     """Run the background tasks of the server while it accepts requests."""
+    watch.start()
     dispatch.start()
     tasks = [asyncio.ensure_future(work) for work in (_follow(keyring), registry.run())]
     try:
@@ -204,6 +211,7 @@ async def _beside(
         for service in beside:
             await service.close()
         chats.close()
+        watch.stop()
 
 
 async def _follow(keyring: Keyring) -> None:

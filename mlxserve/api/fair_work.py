@@ -33,7 +33,7 @@ from mlxserve.helpers.fair_executor import (
     Lane,
     lane_of,
 )
-from mlxserve.helpers.work import MaybeWork, Place, Work
+from mlxserve.helpers.work import MaybeWork, RunsIn, Work
 
 T = TypeVar("T")
 
@@ -83,7 +83,7 @@ async def run_fairly(request: Request, work: Work[T], *, lane: Lane | None = Non
             if result.nbytes:
                 body_hold(request).grow_to(result.nbytes)
             step = result
-            if step.place is not Place.LOOP:
+            if step.place is not RunsIn.LOOP:
                 step = replace(step, run=partial(_within_lane, step), transforms=())
             result = await cancel_on_disconnect(request, executor.run(client, step, lane=lane))
             for transform in step.transforms:
@@ -95,7 +95,7 @@ async def run_fairly(request: Request, work: Work[T], *, lane: Lane | None = Non
 
 def load_fairly(request: Request, load: Callable[[], Awaitable[T]]) -> Coroutine[Any, Any, T]:
     """Load a model, one at a time, in the client's turn. Raises the errors of `run_fairly`."""
-    loading: Work[T] = Work(_LOAD_SECONDS, load, Place.LOOP)
+    loading: Work[T] = Work(_LOAD_SECONDS, load, RunsIn.LOOP)
     return run_fairly(request, loading, lane=Lane.LOADS)
 
 
@@ -105,9 +105,9 @@ async def _encode_fairly(scope: Scope, receive: Receive, value: object) -> bytes
     return await run_fairly(Request(scope, receive), encoding)
 
 
-def charge(request: Request, seconds: float) -> None:
-    """Count seconds against the next work of the request's client."""
-    request.scope[_EXECUTOR].charge(client_name(request), seconds)
+def charge(executor: FairExecutor, scope: Scope, seconds: float) -> None:
+    """Count seconds against the next work of a request's client."""
+    executor.charge(client_name(Request(scope)), seconds)
 
 
 def _within_lane(work: Work[T]) -> MaybeWork[T]:
@@ -121,7 +121,7 @@ def _within_lane(work: Work[T]) -> MaybeWork[T]:
     while isinstance(result, Work):
         seconds += result.seconds
         transforms = (*result.transforms, *transforms)
-        if seconds > max_seconds or result.nbytes or result.place is Place.LOOP:
+        if seconds > max_seconds or result.nbytes or result.place is RunsIn.LOOP:
             return replace(result, transforms=transforms)
         result = result.run()
     for transform in transforms:

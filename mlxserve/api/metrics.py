@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import accumulate
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
@@ -66,10 +67,16 @@ class Metrics:
         return AnswerTimer(self, clock)
 
 
-def metrics_page(models: Sequence[Metrics]) -> Response:
-    """Render the metrics of all models, each under its label. Call it beside the event loop."""
+def metrics_page(
+    models: Sequence[Metrics], loop_blocked_seconds: Mapping[str, float] = MappingProxyType({})
+) -> Response:
+    """Render the metrics of all models, each under its label. Call it beside the event loop.
+
+    loop_blocked_seconds: by the route that held the event loop
+    """
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Collector(models))
+    registry.register(_LoopCollector(loop_blocked_seconds))
     text = generate_latest(registry)
     return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
 
@@ -134,6 +141,23 @@ class _Collector(Collector):
                     value = getattr(group, attribute)
                     _fill(families[name], exported, value, model.model_name)
         return families.values()
+
+
+class _LoopCollector(Collector):
+    """Collects what is of the server, and of no model."""
+
+    def __init__(self, blocked_seconds: Mapping[str, float]) -> None:
+        self._blocked_seconds = blocked_seconds
+
+    def collect(self) -> Iterable[Metric]:
+        family = CounterMetricFamily(
+            "mlxserve:loop_blocked_seconds",
+            "Seconds in which a route held the event loop for more than 50 ms at once.",
+            labels=["route"],
+        )
+        for route, seconds in sorted(self._blocked_seconds.items()):
+            family.add_metric([route], seconds)
+        yield family
 
 
 _Family: TypeAlias = GaugeMetricFamily | CounterMetricFamily | HistogramMetricFamily

@@ -15,7 +15,7 @@ from mlxserve.api.dispatch import ModelDispatch, OfferedModel
 from mlxserve.api.errors import json_response, speaks_anthropic
 from mlxserve.api.fair_work import PROBE_SECONDS, run_fairly
 from mlxserve.core.errors import EngineStopped, HelperUnavailable
-from mlxserve.helpers.work import Place, Work
+from mlxserve.helpers.work import RunsIn, Work
 
 if TYPE_CHECKING:
     from mlxserve.chat.text_model import TextModel
@@ -102,7 +102,9 @@ class Models:
 async def thinking_of(request: Request, model: TextModel) -> dict[str, Any]:
     """What clients can choose about the model's thinking, as a member `thinking` of its card."""
     try:
-        probing: Work[TemplateCaps | None] = Work(PROBE_SECONDS, model.template_caps, Place.PROCESS)
+        probing: Work[TemplateCaps | None] = Work(
+            PROBE_SECONDS, model.template_caps, RunsIn.PROCESS
+        )
         caps = await run_fairly(request, probing)
     except (HelperUnavailable, EngineStopped):  # the model is listed all the same
         return {}

@@ -21,7 +21,7 @@ from mlxserve.api.fair_work import body_hold, pixel_hold, refusal, run_fairly
 from mlxserve.api.warnings import FITTED, warn
 from mlxserve.core.errors import InvalidParameter, InvalidRequest, QueueFull
 from mlxserve.core.sampling_params import SamplingParams
-from mlxserve.helpers.work import MaybeWork, Place, Work
+from mlxserve.helpers.work import MaybeWork, RunsIn, Work
 from mlxserve.images.image import Image
 from mlxserve.images.sources import ImageSources
 from mlxserve.text.conversation import Conversation, SentImage, read_for
@@ -186,7 +186,7 @@ class Prompts:
                 warn(request, f"{FITTED}: {', '.join(changes)}")
             return token_ids
 
-        return Work(seconds, render, place=Place.PROCESS)
+        return Work(seconds, render, place=RunsIn.PROCESS)
 
     async def _with_images(self, request: Request, conversation: Conversation) -> Conversation:
         """Fetch and decode each image once."""

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from mlxserve.doctor.finding import Finding
 
 _NUM_LOG_LINES = 5
+_HELD_SECONDS = 1.0  # by one route: every other request has waited as long
 _DEFAULT_MODEL = "synthetic:llama-100m"
 
 
@@ -116,7 +117,11 @@ def _diagnose() -> bool:
     from mlxserve.doctor.sections import section
 
     is_well = True
-    more = (section("access", _access_findings), section("service", _service_findings))
+    more = (
+        section("servers", _server_findings),
+        section("access", _access_findings),
+        section("service", _service_findings),
+    )
     for finding in chain(diagnose(), *more):
         print_safe(finding)
         is_well = is_well and not finding.is_broken
@@ -135,6 +140,24 @@ def _access_findings() -> Iterator["Finding"]:
     config = Settings.read(SCHEMAS, {}, os.environ).build(ServerConfig)
     for name, value in describe(read_access(config, os.environ.get("MLXSERVE_API_KEY"))):
         yield Finding(name, value)
+
+
+def _server_findings() -> Iterator["Finding"]:
+    """Report what has held the event loops of this user's running servers."""
+    from mlxserve.cli.running_servers import health_of, running_servers
+    from mlxserve.doctor.finding import Finding, Grade
+
+    for server in running_servers():
+        health = health_of(server)
+        if not health:
+            yield Finding("server", f"{server.url} does not answer", Grade.SLOW)
+            continue
+        loop = health["event_loop"]
+        text = f"{server.url}: its event loop was held {loop['blocked_seconds']:.1f} s in all"
+        if loop["longest_route"] is not None:
+            text += f", longest {loop['longest_seconds']:.2f} s by {loop['longest_route']}"
+        is_slow = loop["longest_seconds"] > _HELD_SECONDS
+        yield Finding("server", text, Grade.SLOW if is_slow else Grade.OK)
 
 
 def _service_findings() -> Iterator["Finding"]:

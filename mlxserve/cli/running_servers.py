@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from mlxserve.core.config import data_home
 from mlxserve.system.files import make_marked_folder, read_own_json, replace_file
@@ -99,17 +100,33 @@ def newest_server(
     return None
 
 
+def health_of(server: RunningServer) -> dict[str, Any]:
+    """What the server's `/health` reports; empty if it does not answer."""
+    status, content = _ask(server, "/health")
+    try:
+        health = json.loads(content)
+    except ValueError:
+        return {}
+    return health if status == 200 and isinstance(health, dict) else {}
+
+
 def _answers_without_key(server: RunningServer) -> bool:
+    return _ask(server, "/v1/models")[0] == 200
+
+
+def _ask(server: RunningServer, path: str) -> tuple[int, bytes]:
+    """Return (status, body) without an API key; (0, b"") from one that does not answer."""
     from http.client import HTTPConnection, HTTPException
     from urllib.parse import urlsplit
 
     address = urlsplit(server.url)
     connection = HTTPConnection(address.hostname or "", address.port, timeout=_ASK_SECONDS)
     try:
-        connection.request("GET", "/v1/models")
-        return connection.getresponse().status == 200
+        connection.request("GET", path)
+        reply = connection.getresponse()
+        return reply.status, reply.read(_MAX_BYTES)
     except (OSError, HTTPException):
-        return False
+        return 0, b""
     finally:
         connection.close()
 

@@ -41,7 +41,7 @@ from typing import Any, Generic, TypeVar
 
 from mlxserve.core.errors import ClientQueueFull, EngineStopped, QueueFull
 from mlxserve.helpers.waiting import while_wanted
-from mlxserve.helpers.work import Place, Work
+from mlxserve.helpers.work import RunsIn, Work
 
 T = TypeVar("T")
 
@@ -198,7 +198,7 @@ class FairExecutor:
         Raises QueueFull, ClientQueueFull, EngineStopped, and what the work raises. Cancelling
         removes the job, kills the helper that it waits for, or cancels its coroutine.
         """
-        in_loop = work.place is Place.LOOP
+        in_loop = work.place is RunsIn.LOOP
         job = _Job(client, work, lane or (Lane.WAITS if in_loop else lane_of(work.seconds)))
         self._enter(job)
         try:
@@ -291,7 +291,7 @@ class FairExecutor:
                 self._num_free[lane] -= 1
                 self._num_running[lane, job.client] += 1
                 job.began = time.monotonic()
-                if job.work.place is Place.LOOP:
+                if job.work.place is RunsIn.LOOP:
                     job.result.set_result(None)
                 else:
                     self._threads[lane].submit(self._work, job)
@@ -332,7 +332,7 @@ class FairExecutor:
 
 def _own_seconds(job: _Job) -> float:
     """Seconds of a processor that a waiting job will need: in the loop, others work."""
-    return 0.0 if job.work.place is Place.LOOP else job.seconds
+    return 0.0 if job.work.place is RunsIn.LOOP else job.seconds
 
 
 class BodyMemory:

@@ -19,7 +19,7 @@ from mlxserve.helpers.errors import HelperKilled, JobFailed
 from mlxserve.helpers.fair_executor import MEDIUM_SECONDS, SHORT_SECONDS, Lane, lane_of
 from mlxserve.helpers.helper import Helper
 from mlxserve.helpers.job import Job
-from mlxserve.helpers.work import Place, RunFairly, Work
+from mlxserve.helpers.work import RunFairly, RunsIn, Work
 
 log = logging.getLogger(__name__)
 
@@ -46,11 +46,11 @@ class Piecewise:
         """
         done: list[Any] = []
         if pieces and lane_of(seconds) is Lane.SHORT:
-            await run_fairly(Work(seconds, partial(self._try_now, pieces, done), Place.PROCESS))
+            await run_fairly(Work(seconds, partial(self._try_now, pieces, done), RunsIn.PROCESS))
         for _ in range(_MAX_TRIES):
             if len(done) < len(pieces):
                 expected = min(max(seconds, 1.01 * SHORT_SECONDS), MEDIUM_SECONDS)
-                await run_fairly(Work(expected, partial(self._wait, pieces, done), Place.PROCESS))
+                await run_fairly(Work(expected, partial(self._wait, pieces, done), RunsIn.PROCESS))
         return [*done, *[None] * (len(pieces) - len(done))]
 
     def _try_now(self, pieces: Sequence[Any], done: list[Any]) -> None:

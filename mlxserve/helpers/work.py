@@ -1,8 +1,8 @@
 """Work: the one description of whatever is not constant time, as `FairExecutor` takes it.
 
     Work(0.4, partial(encode, text))                               on a thread: linear in its bytes
-    Work(0.02, partial(helper.call, …), place=Place.PROCESS)       in a helper that can be killed
-    Work(2.0, partial(fetch, url), place=Place.LOOP)               waits for others in the event loop
+    Work(0.02, partial(helper.call, …), place=RunsIn.PROCESS)       in a helper that can be killed
+    Work(2.0, partial(fetch, url), place=RunsIn.LOOP)               waits for others in the event loop
 
 The executor adds the client, whose turn it waits for. Whoever awaits its result cancels it: waiting
 work is removed, a helper that it waits for is killed, a coroutine is cancelled.
@@ -20,7 +20,7 @@ ResultT = TypeVar("ResultT", covariant=True)
 MadeT = TypeVar("MadeT")
 
 
-class Place(StrEnum):
+class RunsIn(StrEnum):
     """Where work runs.
 
     A thread holds the interpreter's lock, and nothing can end it: it is for work whose time is
@@ -47,7 +47,7 @@ class Work(Generic[ResultT]):
 
     seconds: float
     run: Callable[[], Any]
-    place: Place = Place.THREAD
+    place: RunsIn = RunsIn.THREAD
     nbytes: int = 0
     transforms: tuple[Callable[[Any], Any], ...] = ()
 

@@ -76,6 +76,16 @@ class StoredMessage:
     created_at: float = 0.0  # seconds since the epoch
     images: tuple[KeptImage, ...] = ()  # images of a question
 
+    @property
+    def num_characters(self) -> int:
+        """Characters of its texts and images."""
+        texts = [self.text, self.thinking, *(image.url for image in self.images)]
+        for each in self.rounds:
+            texts += [each.text, each.thinking]
+            for call in each.calls:
+                texts += [call.arguments, call.result, *call.images]
+        return sum(map(len, texts))
+
 
 @dataclass(frozen=True, slots=True)
 class NewQuestion:
@@ -104,6 +114,11 @@ class ChatRecord:
     leaf_id: int | None = None  # the last message of the branch shown last
     system: str = ""  # the system prompt
     left_out: LeftOut | None = None
+
+    @property
+    def num_characters(self) -> int:
+        """Characters of the texts that a list of chats has of it."""
+        return len(self.system) + len(self.left_out.summary if self.left_out else "")
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,7 +99,7 @@ class Store:
     def chats(self, limit: int = 500, max_characters: int | None = None) -> list[ChatRecord]:
         """List chats, most recent first, until their system prompts exceed `max_characters`."""
         rows = self._db.execute("SELECT * FROM chats ORDER BY updated_at DESC LIMIT ?", (limit,))
-        return list(_up_to(map(_chat, rows), _chat_size, max_characters))
+        return list(_up_to(map(_chat, rows), lambda chat: chat.num_characters, max_characters))
 
     def chat(self, chat_id: int) -> ChatRecord:
         """Return a chat. Raises StoreError if another terminal has deleted it."""
@@ -158,25 +158,21 @@ class Store:
         assert message_id is not None, "an insert has a rowid"
         return self.message(message_id)
 
-    def messages(self, chat_id: int) -> list[StoredMessage]:
-        """All messages of a chat, parents before their children."""
-        rows = self._db.execute("SELECT * FROM messages WHERE chat_id = ? ORDER BY id", (chat_id,))
-        return [_message(row) for row in rows]
+    def messages(
+        self, chat_id: int, after: int = 0, max_characters: int | None = None
+    ) -> list[StoredMessage]:
+        """Messages of a chat whose ids exceed `after`, parents before their children.
 
-    def page(
-        self, chat_id: int, after: int, max_characters: int
-    ) -> tuple[list[StoredMessage], bool]:
-        """Return (messages whose ids exceed `after`, whether there are more).
-
-        They end with the one that exceeds `max_characters`.
+        The last one is that at which they exceed `max_characters`.
         """
         # Without their texts: SQLite sorts whole rows.
         rows = self._db.execute(
             "SELECT id FROM messages WHERE chat_id = ? AND id > ? ORDER BY id", (chat_id, after)
         )
         ids = [row["id"] for row in rows]
-        messages = list(_up_to(map(self.message, ids), _message_size, max_characters))
-        return messages, len(messages) < len(ids)
+        return list(
+            _up_to(map(self.message, ids), lambda each: each.num_characters, max_characters)
+        )
 
     def beginnings(self, *, but: int) -> list[tuple[ChatRecord, StoredMessage]]:
         """First questions of all chats but this one, each with its chat."""
@@ -304,7 +300,7 @@ class Store:
             )
             for row in rows
         )
-        return list(_up_to(hits, lambda hit: _chat_size(hit.chat), max_characters))
+        return list(_up_to(hits, lambda hit: hit.chat.num_characters, max_characters))
 
     def questions(self, limit: int = 200) -> list[str]:
         """Earlier questions, oldest first: the composer's history."""
@@ -370,20 +366,6 @@ def _up_to(items: Iterable[T], size: Callable[[T], int], max_size: int | None) -
             left -= size(item)
             if left < 0:
                 return
-
-
-def _chat_size(chat: ChatRecord) -> int:
-    return len(chat.system) + (len(chat.left_out.summary) if chat.left_out else 0)
-
-
-def _message_size(message: StoredMessage) -> int:
-    """Characters of a message, nearly."""
-    texts = [message.text, message.thinking, *(image.url for image in message.images)]
-    for each in message.rounds:
-        texts += [each.text, each.thinking]
-        for call in each.calls:
-            texts += [call.arguments, call.result, *call.images]
-    return sum(map(len, texts))
 
 
 def _chat(row: sqlite3.Row) -> ChatRecord:

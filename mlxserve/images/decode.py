@@ -23,7 +23,7 @@ from mlxserve.core.errors import InvalidRequest
 from mlxserve.helpers.errors import HelperKilled, JobFailed, KillReason
 from mlxserve.helpers.fair_executor import MEDIUM_SECONDS, SHORT_SECONDS, Lane, lane_of
 from mlxserve.helpers.helper import BEHIND_THE_ENGINE, Helper
-from mlxserve.helpers.work import Place, RunFairly, Work
+from mlxserve.helpers.work import RunFairly, RunsIn, Work
 from mlxserve.images.image import DIGEST_SIZE, Image
 from mlxserve.system.owned_cache import OwnedCache
 
@@ -77,7 +77,7 @@ class ImageDecoder:
                 continue
             seconds = max(expected, _SECONDS[lane])
             trying: Work[Image | None] = Work(
-                seconds, partial(self._try, data, lane, owner), Place.PROCESS
+                seconds, partial(self._try, data, lane, owner), RunsIn.PROCESS
             )
             image = await run_fairly(trying)
             if image is not None:

@@ -7,7 +7,7 @@ import binascii
 from functools import partial
 
 from mlxserve.core.errors import InvalidRequest
-from mlxserve.helpers.work import Place, RunFairly, Work
+from mlxserve.helpers.work import RunFairly, RunsIn, Work
 from mlxserve.images.decode import ImageDecoder, image_decoder
 from mlxserve.images.image import Image
 from mlxserve.images.remote import RemoteFiles, TakeMemory
@@ -62,7 +62,7 @@ class ImageSources:
                 "as a data: URL"
             )
         fetching = partial(self._remote.fetch, source, take)
-        return await run_fairly(Work(_FETCH_SECONDS, fetching, Place.LOOP))
+        return await run_fairly(Work(_FETCH_SECONDS, fetching, RunsIn.LOOP))
 
 
 def data_url(content: str, media_type: str = "") -> str:

@@ -13,11 +13,15 @@ from pathlib import Path
 
 import pytest
 
+from mlxserve.api.server.loop_watch import Blocked
 from mlxserve.bench import cli as bench
+from mlxserve.cli.running_servers import registered
 from mlxserve.doctor import figures, report
 from mlxserve.doctor.finding import Finding, Grade
 from mlxserve.doctor.measurement import Measurement
 from mlxserve.service import choice
+from tests.api.fake_chat import FakeChat
+from tests.api.serving import serving
 from tests.cli.commands import Run
 
 
@@ -144,3 +148,19 @@ def test_a_real_report_is_complete_and_names_nobody(
     assert decode["ours"] > 0
     assert decode["mlx_lm"] > 0
     assert written["chosen"].get("pages", 0) > 2, written["chosen"]
+
+
+def test_what_has_held_the_loops_of_running_servers_is_told(
+    monkeypatch: pytest.MonkeyPatch, run: Run, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("MLXSERVE_HOME", str(tmp_path))
+    monkeypatch.setattr(report, "diagnose", lambda: iter(()))
+    with serving(FakeChat()) as server, registered(server.url, ["fake"], needs_key=False):
+        assert f"{server.url}: its event loop was held " in run("doctor").out
+        held = Blocked(seconds=3.0, longest=2.5, longest_route="GET /x")
+        card = held.card()
+        monkeypatch.setattr(Blocked, "card", lambda _: card)
+        out = run("doctor").out
+    assert "held 3.0 s in all, longest 2.50 s by GET /x" in out
+    with registered("http://127.0.0.1:1", ["fake"], needs_key=False):
+        assert "http://127.0.0.1:1 does not answer" in run("doctor").out

@@ -20,7 +20,7 @@ from mlxserve.helpers.fair_executor import (
     Lane,
 )
 from mlxserve.helpers.waiting import current
-from mlxserve.helpers.work import Place, Work
+from mlxserve.helpers.work import RunsIn, Work
 from tests.waiting import wait_until
 
 LONG = 2 * MEDIUM_SECONDS  # a lane with one thread
@@ -218,7 +218,7 @@ async def begun(executor: FairExecutor, clients: str, lane: Lane) -> list[str]:
 
     jobs = [
         asyncio.ensure_future(
-            executor.run(name, Work(1.0, partial(wait, name), Place.LOOP), lane=lane)
+            executor.run(name, Work(1.0, partial(wait, name), RunsIn.LOOP), lane=lane)
         )
         for name in clients
     ]
@@ -245,7 +245,7 @@ def test_models_are_loaded_one_after_the_other_in_turns(executor: FairExecutor) 
             order.append(name)
 
         loads = (
-            executor.run(n, Work(1.0, partial(load, n), Place.LOOP), lane=Lane.LOADS)
+            executor.run(n, Work(1.0, partial(load, n), RunsIn.LOOP), lane=Lane.LOADS)
             for n in "eeeg"
         )
         await asyncio.gather(*loads)
@@ -269,7 +269,8 @@ def test_work_in_the_loop_that_is_cancelled_ends_and_frees_its_place(
 
     async def scenario() -> None:
         waits = [
-            asyncio.ensure_future(executor.run("e", Work(1.0, wait, Place.LOOP))) for _ in range(20)
+            asyncio.ensure_future(executor.run("e", Work(1.0, wait, RunsIn.LOOP)))
+            for _ in range(20)
         ]
         for _ in range(3):
             await asyncio.sleep(0)

@@ -28,6 +28,7 @@ from mlxserve.api.fair_work import enter, leave
 from mlxserve.api.paths import CanonicalPaths
 from mlxserve.api.server.drain import Drain
 from mlxserve.api.server.in_flight import EarlyEnd, InFlight
+from mlxserve.api.server.loop_watch import enter_request
 from mlxserve.helpers.fair_executor import FairExecutor
 
 
@@ -88,6 +89,7 @@ class Gate:
             if not reply.has_started:
                 task.cancel()
 
+        enter_request(scope)
         scope["mlxserve.end"] = end
         end.add_done_callback(cancel)
         try:

@@ -212,14 +212,15 @@ class Chats:
     async def get(self, request: Request) -> Response:
         """Reads a chat: its messages, with their parents, 4 MiB at once; `after` goes on with the next.
 
-        `has_more` tells that there are more than these: ask again with the last one's id as `after`.
+        `has_more` tells that there may be more than these: ask again with the last one's id as `after`.
         """
         after = _number(request.query_params.get("after", "0"))
 
         def read(store: Store) -> dict[str, Any]:
             store.recover()
             chat = _chat(store, request)
-            messages, has_more = store.page(chat.id, after, MAX_PAGE)
+            messages = store.messages(chat.id, after, MAX_PAGE)
+            has_more = sum(each.num_characters for each in messages) > MAX_PAGE
             return {**_card(chat), "messages": list(map(_sent, messages)), "has_more": has_more}
 
         return json_response(await self._call(request, read, nbytes=MAX_PAGE))

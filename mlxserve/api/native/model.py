@@ -11,7 +11,7 @@ from starlette.routing import Route
 from mlxserve.api.errors import json_response
 from mlxserve.api.fair_work import PROBE_SECONDS, run_fairly
 from mlxserve.api.service import Service
-from mlxserve.helpers.work import Place, Work
+from mlxserve.helpers.work import RunsIn, Work
 
 
 class ModelCard:
@@ -25,7 +25,7 @@ class ModelCard:
 
     async def get(self, request: Request) -> Response:
         """Describes the served model and the abilities of its chat template."""
-        card: Work[dict[str, Any]] = Work(PROBE_SECONDS, self._model.template_card, Place.PROCESS)
+        card: Work[dict[str, Any]] = Work(PROBE_SECONDS, self._model.template_card, RunsIn.PROCESS)
         template = await run_fairly(request, card)
         return json_response(
             {

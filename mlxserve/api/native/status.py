@@ -15,6 +15,7 @@ from mlxserve.api.errors import RETRY_SOON, ApiError, json_response
 from mlxserve.api.fair_work import run_fairly
 from mlxserve.api.metrics import Metrics, metrics_page
 from mlxserve.api.server.drain import Drain
+from mlxserve.api.server.loop_watch import LoopWatch
 from mlxserve.api.server.watchdog import MAX_SILENCE
 from mlxserve.core.version import __version__
 from mlxserve.helpers.work import Work
@@ -41,9 +42,14 @@ class Status:
     """The endpoints over the loaded models; a number is their sum, or the worst."""
 
     def __init__(
-        self, model_name: str, loaded: Callable[[], Sequence[MonitoredModel]], drain: Drain
+        self,
+        model_name: str,
+        loaded: Callable[[], Sequence[MonitoredModel]],
+        drain: Drain,
+        watch: LoopWatch,
     ) -> None:
         """model_name: the model of requests that name none."""
+        self._watch = watch
         self._model_name = model_name
         self._loaded = loaded
         self._drain = drain
@@ -71,6 +77,7 @@ class Status:
                 "memory": MEMORY_LEVELS[
                     max((each.engine.memory_level for each in stats), default=0)
                 ],
+                "event_loop": self._watch.blocked.card(),
                 "disk_cache": DISK_STATES[max((each.disk.state for each in stats), default=0)],
             }
         )
@@ -118,7 +125,9 @@ class Status:
         """Reports counters and latencies in the Prometheus text format."""
         require_totals(request)
         models = [model.metrics for model in self._loaded()]
-        page: Work[Response] = Work(_PAGE_SECONDS * len(models), partial(metrics_page, models))
+        page: Work[Response] = Work(
+            _PAGE_SECONDS * len(models), partial(metrics_page, models, self._watch.seconds_by_route)
+        )
         return await run_fairly(request, page)
 
 

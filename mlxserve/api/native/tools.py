@@ -21,7 +21,7 @@ from mlxserve.api.bodies.request_body import RequestBody
 from mlxserve.api.errors import ApiError, json_response
 from mlxserve.api.fair_work import run_fairly
 from mlxserve.helpers.fair_executor import FairExecutor
-from mlxserve.helpers.work import Place, Work
+from mlxserve.helpers.work import RunsIn, Work
 from mlxserve.history.chat_stores import ChatStores
 from mlxserve.mcp.results import CallResult
 from mlxserve.mcp.servers_file import ToolsError, usual_file
@@ -111,7 +111,7 @@ class ToolRoutes:
 
     async def start(self, request: Request, _body: StartRequest) -> Response:
         """Starts the servers that are on, and answers when each is ready or has failed."""
-        starting: Work[None] = Work(_TOOL_SECONDS, self._toolbox.start, Place.LOOP)
+        starting: Work[None] = Work(_TOOL_SECONDS, self._toolbox.start, RunsIn.LOOP)
         await run_fairly(request, starting)
         return json_response(self._list())
 
@@ -122,7 +122,7 @@ class ToolRoutes:
             await self._toolbox.start()
             await self._toolbox.switch(body.server, is_on=body.is_on)
 
-        switching: Work[None] = Work(_TOOL_SECONDS, switch, Place.LOOP)
+        switching: Work[None] = Work(_TOOL_SECONDS, switch, RunsIn.LOOP)
         try:
             await run_fairly(request, switching)
         except ToolsError as error:
@@ -141,7 +141,7 @@ class ToolRoutes:
         """Calls a tool, to which the user has agreed; stopped when the client leaves."""
         started = time.monotonic()
         calling: Work[CallResult] = Work(
-            _TOOL_SECONDS, partial(self._toolbox.call, body.name, body.arguments), Place.LOOP
+            _TOOL_SECONDS, partial(self._toolbox.call, body.name, body.arguments), RunsIn.LOOP
         )
         result = await run_fairly(request, calling)
         content = {

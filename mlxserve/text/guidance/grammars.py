@@ -25,7 +25,7 @@ from mlxserve.core.sampling_params import Structure, StructureKind
 from mlxserve.helpers.errors import HelperKilled, JobFailed, KillReason
 from mlxserve.helpers.fair_executor import MEDIUM_SECONDS, FairExecutor, Lane, lane_of
 from mlxserve.helpers.helper import BEHIND_THE_ENGINE, Helper
-from mlxserve.helpers.work import Place, Work
+from mlxserve.helpers.work import RunsIn, Work
 from mlxserve.text.guidance.matchers import Grammar, Matchers
 from mlxserve.text.guidance.schemas import narrowed
 from mlxserve.text.guidance.structures import MAX_SOURCE, check_schema
@@ -119,13 +119,13 @@ class Grammars:
         # A job of the short lane must not wait for the start.
         if not self._is_started:
             start = partial(self._start, structure, client)
-            await self._executor.run(client, Work(MEDIUM_SECONDS, start, Place.PROCESS))
+            await self._executor.run(client, Work(MEDIUM_SECONDS, start, RunsIn.PROCESS))
         for seconds in TRIES[:-1]:
             try_it = partial(self._try, structure, client, seconds)
-            if await self._executor.run(client, Work(seconds, try_it, Place.PROCESS)):
+            if await self._executor.run(client, Work(seconds, try_it, RunsIn.PROCESS)):
                 return seconds
         last_try = partial(self._try, structure, client, TRIES[-1])
-        await self._executor.run(client, Work(TRIES[-1], last_try, Place.PROCESS))
+        await self._executor.run(client, Work(TRIES[-1], last_try, RunsIn.PROCESS))
         return TRIES[-1]
 
     def _try(self, structure: Structure, client: str, seconds: float) -> bool:

@@ -307,14 +307,14 @@ def test_another_keys_chats_do_not_wait_for_a_long_read(
         for key in KEYS
     )
     reads, may_read = threading.Semaphore(0), threading.Event()
-    page = Store.page
+    messages = Store.messages
 
     def held(store: Store, *arguments: Any) -> Any:
         reads.release()
         assert may_read.wait(60)
-        return page(store, *arguments)
+        return messages(store, *arguments)
 
-    monkeypatch.setattr(Store, "page", held)
+    monkeypatch.setattr(Store, "messages", held)
     with alice, bob, ThreadPoolExecutor(9) as pool:
         number = made(alice)
         added(alice, number, text="A")

@@ -22,7 +22,7 @@ from mlxserve.api.page.markdown_worker import MarkdownWorker
 from mlxserve.api.page.rendering import MAX_CHARACTERS, MAX_TEXTS
 from mlxserve.helpers.fair_executor import Lane, lane_of
 from mlxserve.helpers.helper import Helper
-from mlxserve.helpers.work import Place, Work
+from mlxserve.helpers.work import RunsIn, Work
 from tests.api.fake_chat import FakeChat
 
 PATIENCE = 60.0  # seconds of a processor
@@ -302,9 +302,9 @@ MARKED = [["p", {}, ["em", {}, "a"]]]
 
 
 @pytest.fixture
-def works(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Lane, Place]]:
+def works(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Lane, RunsIn]]:
     """Where the work of the route was done."""
-    works: list[tuple[Lane, Place]] = []
+    works: list[tuple[Lane, RunsIn]] = []
 
     async def noted(request: Request, work: Work[object]) -> object:
         works.append((lane_of(work.seconds), work.place))
@@ -315,14 +315,14 @@ def works(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Lane, Place]]:
 
 
 def test_usual_texts_are_short_work_of_another_process(
-    parser: Helper, chat: FakeChat, works: list[tuple[Lane, Place]]
+    parser: Helper, chat: FakeChat, works: list[tuple[Lane, RunsIn]]
 ) -> None:
     with TestClient(create_app(chat), base_url="http://127.0.0.1") as client:  # type: ignore[arg-type]
         client.post("/api/v1/render", json={"texts": ["*a*"]})
         works.clear()
         client.post("/api/v1/render", json={"texts": ["*a* `b` $c$\n"] * 20})
     assert parser.num_started == 1
-    assert works == [(Lane.SHORT, Place.PROCESS), (Lane.SHORT, Place.THREAD)]
+    assert works == [(Lane.SHORT, RunsIn.PROCESS), (Lane.SHORT, RunsIn.THREAD)]
 
 
 def test_a_text_that_does_not_end_is_plain_and_the_others_are_not(
