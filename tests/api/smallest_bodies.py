@@ -45,7 +45,7 @@ class SmallestBodies:
     def body(self, name: str) -> dict[str, Any]:
         schema = self._schemas[name]
         required = {
-            field: self._value(schema["properties"][field], field)
+            field: self.value(schema["properties"][field], field)
             for field in schema.get("required", ())
         }
         ollama = {"model": self._model} if name.startswith("Ollama") else {}
@@ -61,7 +61,7 @@ class SmallestBodies:
     def has_field(self, name: str, field: str) -> bool:
         return field in self._schemas[name]["properties"]
 
-    def _value(self, schema: Mapping[str, Any], field: str = "") -> Any:
+    def value(self, schema: Mapping[str, Any], field: str = "") -> Any:
         if field == "model":
             return self._model
         if field == "messages":
@@ -69,13 +69,13 @@ class SmallestBodies:
         if "$ref" in schema:
             name = schema["$ref"].rpartition("/")[2]
             target = self._schemas[name]
-            return self.body(name) if "properties" in target else self._value(target)
+            return self.body(name) if "properties" in target else self.value(target)
         for kind in ("enum", "const", "anyOf"):
             if kind in schema:
                 first = schema[kind] if kind == "const" else schema[kind][0]
-                return self._value(first) if kind == "anyOf" else first
+                return self.value(first) if kind == "anyOf" else first
         if schema.get("type") == "array":
-            return [self._value(schema["items"])] if schema.get("items") else ["x"]
+            return [self.value(schema["items"])] if schema.get("items") else ["x"]
         return schema.get("minimum", _VALUES.get(schema.get("type", "string"), "x"))
 
 

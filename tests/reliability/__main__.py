@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from mlxserve.system import machine
+from tests.reliability.every_field import run_every_field
 from tests.reliability.kills import kill_again_and_again
 from tests.reliability.several_models import run_several_models
 from tests.reliability.side_by_side import run_side_by_side
@@ -90,6 +91,18 @@ def engine(
 
         is_good = fuzz(file, seed, steps, _say)
     sys.exit(not is_good)
+
+
+@app.command()
+def every_field(
+    every: Annotated[int, typer.Option(min=1, help="Send each N-th request only.")] = 1,
+) -> None:
+    """Hostile values for every field of every route: nothing holds the event loop or a processor."""
+    machine.prepare()
+    with _own_folder() as folder:
+        report = run_every_field(folder, every=every, say=_say)
+    print(report)
+    sys.exit(bool(report.faults))
 
 
 @app.command()
