@@ -16,6 +16,7 @@ from starlette.routing import Route
 
 from mlxserve.api.access.security import require_admin
 from mlxserve.api.bodies.body_route import BodyRoute
+from mlxserve.api.bodies.fields import ModelName
 from mlxserve.api.bodies.keep_alive import KeepAlive
 from mlxserve.api.bodies.request_body import RequestBody
 from mlxserve.api.dispatch import ModelDispatch, OfferedModel, not_loaded
@@ -28,14 +29,14 @@ from mlxserve.core.errors import MlxServeError
 class LoadRequest(RequestBody):
     """The body of `POST /api/v1/models/load`."""
 
-    model: str
+    model: ModelName
     keep_alive: KeepAlive = None
 
 
 class UnloadRequest(RequestBody):
     """The body of `POST /api/v1/models/unload`."""
 
-    model: str
+    model: ModelName
     force: bool = False
 
 

@@ -12,7 +12,8 @@ from mlxserve.core.errors import InvalidParameter
 # A bias of -MAX_BIAS keeps a token from ever being chosen.
 MAX_BIAS = 1e4
 # The least and the greatest value of the parameters that may be fractions.
-_RANGES = {
+# Of numbers: the least and the greatest value.
+RANGES = {
     "temperature": (0.0, 100.0),
     "top_p": (0.0, 1.0),
     "min_p": (0.0, 1.0),
@@ -128,7 +129,7 @@ class SamplingParams:
             )
 
     def _check_numbers(self) -> None:
-        _check_ranges((name, getattr(self, name), *bounds) for name, bounds in _RANGES.items())
+        _check_ranges((name, getattr(self, name), *bounds) for name, bounds in RANGES.items())
         if self.top_p == 0:
             raise InvalidParameter(
                 "top_p", "must be above 0; use temperature=0 for greedy decoding"

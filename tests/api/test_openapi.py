@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -56,6 +57,56 @@ def test_every_reference_is_defined(document: dict[str, Any]) -> None:
     names = set(re.findall(r'"#/components/schemas/([^"]+)"', json.dumps(document)))
     assert names <= schemas.keys()
     assert "ChatRequest" in names
+
+
+# Of values that a function reads, which has bounds of its own.
+READ_BY_FUNCTIONS = {"ChosenTools", "Structure"}
+
+
+def unbounded(schema: dict[str, Any], where: str) -> Iterator[str]:
+    """The strings, numbers and lists of a schema that have no most."""
+    kind, named = schema.get("type"), schema.keys()
+    if kind == "string" and not named & {"maxLength", "enum", "const", "pattern"}:
+        yield where
+    if kind in ("integer", "number") and not {"minimum", "maximum"} <= named:
+        yield where
+    if kind == "array" and "maxItems" not in named:
+        yield where
+    for name, inner in schema.get("properties", {}).items():
+        yield from unbounded(inner, f"{where}.{name}")
+    for inner in (*schema.get("anyOf", ()), *schema.get("oneOf", ())):
+        yield from unbounded(inner, where)
+    for inner in (schema.get("items"), schema.get("additionalProperties")):
+        if isinstance(inner, dict):
+            yield from unbounded(inner, f"{where}[]")
+
+
+def test_every_string_has_a_length_every_number_a_range_and_every_list_a_most(
+    document: dict[str, Any],
+) -> None:
+    schemas = {
+        name: schema
+        for name, schema in document["components"]["schemas"].items()
+        if not name.endswith("Error") and name not in READ_BY_FUNCTIONS
+    }
+    assert len(schemas) > 40
+    assert [each for name, schema in schemas.items() for each in unbounded(schema, name)] == []
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "string"},
+        {"type": "integer", "minimum": 0},
+        {"type": "number", "maximum": 0},
+        {"type": "array", "items": {}},
+        {"anyOf": [{"type": "null"}, {"type": "string"}]},
+        {"type": "object", "additionalProperties": {"type": "string"}},
+        {"type": "array", "maxItems": 3, "items": {"type": "integer"}},
+    ],
+)
+def test_a_field_without_a_bound_is_found(schema: dict[str, Any]) -> None:
+    assert list(unbounded({"properties": {"x": schema}}, "Body"))
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import BeforeValidator, Field, PlainValidator, model_validator
 
-from mlxserve.api.bodies.fields import MAX_NAME_LENGTH, stop_strings
+from mlxserve.api.bodies.fields import MAX_NAME_LENGTH, LongText, stop_strings
 from mlxserve.api.bodies.generation import MaxTokens, SamplingFields
 from mlxserve.api.bodies.messages import MAX_MESSAGES
 from mlxserve.api.bodies.prompt_source import ConversationBody
@@ -56,7 +56,7 @@ class TextBlock(StrictModel):
     """A block of text. `cache_control` has no effect: every prompt is cached."""
 
     type: Literal["text"]
-    text: str
+    text: LongText
     cache_control: object = None
     citations: object = None
 
@@ -73,12 +73,12 @@ class ContentBlock(KindedModel):
         "tool_result": (),
     }
 
-    text: str | None = None
+    text: LongText | None = None
     source: dict[str, Any] | None = None
-    title: str | None = None
-    context: str | None = None
-    thinking: str | None = None
-    signature: str | None = None
+    title: LongText | None = None
+    context: LongText | None = None
+    thinking: LongText | None = None
+    signature: LongText | None = None
     id: Annotated[str, Field(min_length=1, max_length=MAX_NAME_LENGTH)] | None = None
     name: Annotated[str, Field(min_length=1, max_length=MAX_NAME_LENGTH)] | None = None
     input: dict[str, Any] | None = None
@@ -180,7 +180,7 @@ class AnthropicTool(StrictModel):
     name: Name | None = None
     type: Annotated[str, Field(max_length=MAX_NAME_LENGTH)] | None = None
     cache_control: object = None
-    description: str | None = None
+    description: LongText | None = None
     input_schema: dict[str, Any] | None = None
     strict: bool | None = None  # without effect: arguments always follow the schema
 

@@ -6,15 +6,37 @@ with a message that continues the field's name.
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
+
+from pydantic import Field
+from pydantic.fields import FieldInfo
+
+from mlxserve.core.sampling_params import RANGES
 
 Prompt: TypeAlias = str | tuple[int, ...]
 TemplateKwargs: TypeAlias = dict[str, Any]
 
 MAX_NAME_LENGTH = 256
+MAX_MODEL_LENGTH = 4_096  # characters of a model's name, which may be a path
+MAX_ID_LENGTH = 64 << 10  # of calls; some clients keep data of other servers in them
+MAX_TEXT = 32 << 20  # characters; a body has as many bytes
+MAX_TOKEN_ID = 2**31 - 1
+
+ModelName: TypeAlias = Annotated[str, Field(max_length=MAX_MODEL_LENGTH)]
+Id: TypeAlias = Annotated[str, Field(max_length=MAX_ID_LENGTH)]
+LongText: TypeAlias = Annotated[str, Field(max_length=MAX_TEXT)]
+TokenId: TypeAlias = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
+Index: TypeAlias = Annotated[int, Field(ge=0, le=2**31 - 1)]
 MAX_PROMPTS = 1_024
 MAX_DIMENSIONS = 65_536  # of a vector
 MAX_LOGIT_BIASES = 1_024
+
+
+def bounded(name: str) -> FieldInfo:
+    """The range of a number of `SamplingParams`, which checks it; here it is only shown."""
+    low, high = RANGES[name]
+    described: FieldInfo = Field(json_schema_extra={"minimum": low, "maximum": high})
+    return described
 
 
 def stop_strings(value: object) -> object:

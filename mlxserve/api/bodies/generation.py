@@ -13,6 +13,8 @@ from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema, mod
 
 from mlxserve.api.bodies.fields import (
     MAX_NAME_LENGTH,
+    MAX_TOKEN_ID,
+    bounded,
     stop_strings,
     token_biases,
 )
@@ -22,7 +24,7 @@ from mlxserve.api.bodies.structured import StructuredOutputs
 from mlxserve.api.bodies.tools import ToolChoiceField, turn_of
 from mlxserve.api.errors import invalid_value
 from mlxserve.core.errors import InvalidParameter
-from mlxserve.core.sampling_params import SamplingParams, Structure
+from mlxserve.core.sampling_params import MAX_BIAS, SamplingParams, Structure
 from mlxserve.request import BACKGROUND
 from mlxserve.text.parsing.turn import AssistantTurn
 
@@ -41,7 +43,20 @@ MaxTokens: TypeAlias = Annotated[
 # The smallest share of the probability: of the most probable token alone.
 _MIN_TOP_P = 1e-9
 TopP: TypeAlias = Annotated[
-    float, BeforeValidator(lambda sent: _MIN_TOP_P if _is_zero(sent) else sent)
+    float, BeforeValidator(lambda sent: _MIN_TOP_P if _is_zero(sent) else sent), bounded("top_p")
+]
+Penalty: TypeAlias = Annotated[float, bounded("presence_penalty")]
+RepetitionPenalty: TypeAlias = Annotated[float, bounded("repetition_penalty")]
+Seed: TypeAlias = Annotated[int, Field(ge=-(2**63), le=2**64 - 1)]
+# `SamplingParams` checks them, and names the field.
+Logprobs: TypeAlias = Annotated[
+    int, Field(json_schema_extra={"minimum": 0, "maximum": SamplingParams.MAX_LOGPROBS})
+]
+_StopToken: TypeAlias = Annotated[
+    int, Field(json_schema_extra={"minimum": 0, "maximum": MAX_TOKEN_ID})
+]
+_Bias: TypeAlias = Annotated[
+    float, Field(json_schema_extra={"minimum": -MAX_BIAS, "maximum": MAX_BIAS})
 ]
 TopK: TypeAlias = Annotated[
     int, Field(ge=0, le=_MOST), BeforeValidator(lambda sent: 0 if sent == -1 else sent)
@@ -50,7 +65,14 @@ Priority: TypeAlias = Annotated[
     int,
     Field(ge=-(2**31), le=_MOST),
     BeforeValidator(lambda sent: BACKGROUND if sent == "background" else sent),
-    WithJsonSchema({"anyOf": [{"type": "integer"}, {"const": "background"}]}),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "integer", "minimum": -(2**31), "maximum": _MOST},
+                {"const": "background"},
+            ]
+        }
+    ),
 ]
 # Fields that are parameters of sampling under their own names, wherever a route has them.
 _SAMPLING = (
@@ -71,11 +93,11 @@ class SamplingFields(RequestBody):
     stream: bool | None = None
     max_tokens: MaxTokens | None = None
     min_tokens: Annotated[int, Field(ge=0, le=_MOST)] | None = None
-    temperature: float | None = None
+    temperature: Annotated[float, bounded("temperature")] | None = None
     top_p: TopP | None = None
     top_k: TopK | None = None
-    min_p: float | None = None
-    seed: int | None = None
+    min_p: Annotated[float, bounded("min_p")] | None = None
+    seed: Seed | None = None
     stop_on_repetition: bool | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_NAME_LENGTH)] | None = None
     skip_prefix_cache: bool = False
@@ -102,12 +124,12 @@ class GenerationFields(SamplingFields):
     stream_options: StreamOptions | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     stop: Annotated[tuple[str, ...], PlainValidator(stop_strings)] = ()
-    stop_token_ids: Annotated[list[int], Field(fail_fast=True, max_length=256)] | None = None
+    stop_token_ids: Annotated[list[_StopToken], Field(fail_fast=True, max_length=256)] | None = None
     ignore_eos: bool | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    logit_bias: Annotated[dict[int, float], BeforeValidator(token_biases)] = Field(
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    logit_bias: Annotated[dict[int, _Bias], BeforeValidator(token_biases)] = Field(
         default_factory=dict
     )
     structured_outputs: StructuredOutputs = None

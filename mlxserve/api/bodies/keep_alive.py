@@ -6,7 +6,7 @@ from typing import Annotated, TypeAlias
 
 from pydantic import Field, PlainValidator
 
-from mlxserve.chat.registry.keep_alive import keep_alive_seconds
+from mlxserve.chat.registry.keep_alive import MAX_SECONDS, keep_alive_seconds
 from mlxserve.core.errors import InvalidConfig
 
 MAX_LENGTH = 64  # characters; Go's longest duration has 24
@@ -25,6 +25,8 @@ def _seconds(value: object) -> float | None:
 
 
 _Text: TypeAlias = Annotated[str, Field(max_length=MAX_LENGTH)]
+# A longer time, and a negative one, is for ever.
+_Number: TypeAlias = Annotated[float, Field(ge=-MAX_SECONDS, le=MAX_SECONDS)]
 KeepAlive: TypeAlias = Annotated[
-    float | None, PlainValidator(_seconds, json_schema_input_type=_Text | float | None)
+    float | None, PlainValidator(_seconds, json_schema_input_type=_Text | _Number | None)
 ]

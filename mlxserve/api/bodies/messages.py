@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import BeforeValidator, Field, PlainSerializer, PlainValidator, model_validator
 
 from mlxserve.api.bodies import spellings
-from mlxserve.api.bodies.fields import MAX_NAME_LENGTH
+from mlxserve.api.bodies.fields import MAX_NAME_LENGTH, Id, Index, LongText
 from mlxserve.api.bodies.request_body import StrictModel
 from mlxserve.text.conversation import (
     Call,
@@ -36,25 +36,25 @@ Parts: TypeAlias = Annotated[
     tuple[SentPart, ...] | None, PlainValidator(_parts), PlainSerializer(text_of)
 ]
 _Reasoning: TypeAlias = Annotated[
-    str | None, BeforeValidator(lambda value: value if isinstance(value, str) else None)
+    LongText | None, BeforeValidator(lambda value: value if isinstance(value, str) else None)
 ]
 
 
 # A text in OpenAI's APIs, an object in Ollama's.
-Arguments: TypeAlias = Annotated[str, BeforeValidator(spellings.as_json)]
+Arguments: TypeAlias = Annotated[LongText, BeforeValidator(spellings.as_json)]
 
 
 class ChatFunctionCall(StrictModel):
     name: Annotated[str, Field(min_length=1, max_length=MAX_NAME_LENGTH)]
     arguments: Arguments | None = None
-    index: int | None = None
+    index: Index | None = None
 
 
 class ChatToolCall(StrictModel):
-    id: str | None = None
+    id: Id | None = None
     type: Annotated[str, Field(max_length=MAX_NAME_LENGTH)] | None = None
     function: ChatFunctionCall
-    index: int | None = None  # as in the stream that it came from
+    index: Index | None = None  # as in the stream that it came from
 
     @model_validator(mode="before")
     @classmethod
@@ -69,10 +69,10 @@ class ChatMessage(StrictModel):
     tool_calls: (
         Annotated[list[ChatToolCall], Field(fail_fast=True, max_length=MAX_TOOL_CALLS)] | None
     ) = None
-    tool_call_id: str | None = None
-    reasoning_content: str | None = None
+    tool_call_id: Id | None = None
+    reasoning_content: LongText | None = None
     reasoning: _Reasoning = None  # vLLM's and OpenRouter's name of the same
-    refusal: str | None = None
+    refusal: LongText | None = None
 
     @model_validator(mode="before")
     @classmethod

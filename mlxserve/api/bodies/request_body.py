@@ -24,7 +24,7 @@ from pydantic import (
     model_validator,
 )
 
-from mlxserve.api.bodies.fields import MAX_NAME_LENGTH
+from mlxserve.api.bodies.fields import MAX_NAME_LENGTH, ModelName
 from mlxserve.api.errors import ApiError, invalid_value
 from mlxserve.api.model_names import ModelNames
 
@@ -103,7 +103,7 @@ class RequestBody(StrictModel):
     NOT_YET: ClassVar[NotYet] = {}
     IGNORED: ClassVar[NotYet] = {}
 
-    model: str | None = None
+    model: ModelName | None = None
 
     @classmethod
     def read(cls, body: Mapping[str, Any]) -> Self:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Self, TypeAlias
 
 from pydantic import BeforeValidator, Field, PlainValidator, model_validator
 
-from mlxserve.api.bodies.fields import MAX_NAME_LENGTH
+from mlxserve.api.bodies.fields import MAX_NAME_LENGTH, LongText
 from mlxserve.api.bodies.request_body import StrictModel
 from mlxserve.api.bodies.spellings import nested_tool
 from mlxserve.api.errors import invalid_value
@@ -34,7 +34,7 @@ class FunctionDefinition(StrictModel):
     """A callable function. Arguments always follow the schema, with or without `strict`."""
 
     name: Name
-    description: str | None = None
+    description: LongText | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
 

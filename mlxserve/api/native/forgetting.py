@@ -21,7 +21,7 @@ from starlette.responses import Response
 
 from mlxserve.api.access.security import cache_namespace
 from mlxserve.api.bodies.body_route import BodyRoute
-from mlxserve.api.bodies.fields import TemplateKwargs
+from mlxserve.api.bodies.fields import MAX_NAME_LENGTH, TemplateKwargs
 from mlxserve.api.bodies.messages import ChatMessage, ChatMessages, conversation_of
 from mlxserve.api.bodies.prompt_source import PromptSource
 from mlxserve.api.bodies.request_body import StrictModel
@@ -68,7 +68,7 @@ class ForgetRequest(ThinkingFields, DeletedConversations):
     """The body: conversations, and the other ingredients of their prompts."""
 
     tools: Tools | None = None
-    cache_salt: str | None = None
+    cache_salt: Annotated[str, Field(max_length=MAX_NAME_LENGTH)] | None = None
 
 
 @dataclass(frozen=True, slots=True)

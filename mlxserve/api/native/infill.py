@@ -15,8 +15,8 @@ from starlette.routing import Route
 
 from mlxserve.api.answers import Answers
 from mlxserve.api.bodies.body_route import BodyRoute
-from mlxserve.api.bodies.fields import MAX_NAME_LENGTH, stop_strings
-from mlxserve.api.bodies.generation import NO_LIMIT, SamplingFields
+from mlxserve.api.bodies.fields import MAX_NAME_LENGTH, LongText, stop_strings
+from mlxserve.api.bodies.generation import NO_LIMIT, RepetitionPenalty, SamplingFields
 from mlxserve.api.bodies.request_body import StrictModel
 from mlxserve.api.errors import ApiError
 from mlxserve.api.prompts import InfillPrompt
@@ -37,22 +37,22 @@ MAX_FILES = 256
 class ExtraFile(StrictModel):
     """A piece of another file, for context."""
 
-    text: str = ""
+    text: LongText = ""
     filename: Annotated[str, Field(max_length=4 * MAX_NAME_LENGTH)] = ""
 
 
 class InfillRequest(SamplingFields):
     """The body of `POST /infill`. `prompt` is the beginning of the middle."""
 
-    input_prefix: str = ""
-    input_suffix: str = ""
+    input_prefix: LongText = ""
+    input_suffix: LongText = ""
     input_extra: Annotated[list[ExtraFile], Field(fail_fast=True, max_length=MAX_FILES)] = Field(
         default_factory=list
     )
-    prompt: str = ""
+    prompt: LongText = ""
     n_predict: Annotated[int, Field(ge=-2, le=NO_LIMIT)] | None = None
     stop: Annotated[tuple[str, ...], PlainValidator(stop_strings)] = ()
-    repeat_penalty: float | None = None
+    repeat_penalty: RepetitionPenalty | None = None
 
     @property
     def prompt_field(self) -> str:

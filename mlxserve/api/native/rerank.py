@@ -10,6 +10,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from mlxserve.api.bodies.body_route import BodyRoute
+from mlxserve.api.bodies.fields import LongText
 from mlxserve.api.bodies.request_body import RequestBody
 from mlxserve.api.errors import json_response
 from mlxserve.api.service import Service
@@ -28,7 +29,7 @@ def _not_empty(text: str) -> str:
     return text
 
 
-_Text = Annotated[str, AfterValidator(_not_empty)]
+_Text = Annotated[LongText, AfterValidator(_not_empty)]
 _Document = Annotated[_Text, BeforeValidator(_text)]
 
 
@@ -39,7 +40,7 @@ class RerankRequest(RequestBody):
     documents: Annotated[
         list[_Document], Field(fail_fast=True, min_length=1, max_length=MAX_DOCUMENTS)
     ]
-    top_n: Annotated[int, Field(ge=1)] | None = None
+    top_n: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
     return_documents: bool | None = None
     instruction: Annotated[str, Field(max_length=10_000)] | None = None
 

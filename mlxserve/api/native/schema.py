@@ -8,7 +8,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, PlainValidator, model_validator
 
-from mlxserve.api.bodies.fields import Prompt, prompts
+from mlxserve.api.bodies.fields import LongText, Prompt, TokenId, prompts
 from mlxserve.api.bodies.messages import ChatMessage, ChatMessages, conversation_of
 from mlxserve.api.bodies.prompt_source import PromptSource
 from mlxserve.api.bodies.request_body import RequestBody
@@ -40,7 +40,7 @@ class _PromptOrMessages(ThinkingFields):
 class TokenizeRequest(_PromptOrMessages):
     """The body of `POST /tokenize`."""
 
-    prompt: str | None = None
+    prompt: LongText | None = None
     add_generation_prompt: bool = True
 
     def prompt_source(self) -> PromptSource:
@@ -86,7 +86,7 @@ class DetokenizeRequest(RequestBody):
     """The body of `POST /detokenize`."""
 
     tokens: Annotated[
-        list[Annotated[int, Field(ge=0, le=2**31 - 1)]],
+        list[TokenId],
         Field(fail_fast=True, max_length=MAX_DETOKENIZED),
     ]
 

@@ -8,8 +8,24 @@ from typing import Annotated, Any, ClassVar, Self, TypeAlias
 
 from pydantic import BeforeValidator, Field, PlainValidator, model_validator
 
-from mlxserve.api.bodies.fields import MAX_DIMENSIONS, Prompt, prompts, stop_strings
-from mlxserve.api.bodies.generation import NO_LIMIT, SamplingFields, TopK
+from mlxserve.api.bodies.fields import (
+    MAX_DIMENSIONS,
+    MAX_NAME_LENGTH,
+    LongText,
+    ModelName,
+    Prompt,
+    TokenId,
+    prompts,
+    stop_strings,
+)
+from mlxserve.api.bodies.generation import (
+    NO_LIMIT,
+    Penalty,
+    RepetitionPenalty,
+    SamplingFields,
+    Seed,
+    TopK,
+)
 from mlxserve.api.bodies.keep_alive import KeepAlive
 from mlxserve.api.bodies.messages import MAX_MESSAGES, ChatMessage, conversation_of
 from mlxserve.api.bodies.prompt_source import ConversationBody
@@ -49,8 +65,9 @@ def _url(image: str) -> str:
 
 # Ollama drops the fraction of a number that should be whole.
 _whole = BeforeValidator(lambda value: int(value) if isinstance(value, float) else value)
-_Int: TypeAlias = Annotated[int, _whole]
-_Images: TypeAlias = Annotated[list[str], Field(fail_fast=True, max_length=MAX_IMAGES)]
+# A number beyond these is none that means anything: tokens of an answer, or of a context.
+_Int: TypeAlias = Annotated[int, Field(ge=-(2**31), le=2**31 - 1), _whole]
+_Images: TypeAlias = Annotated[list[LongText], Field(fail_fast=True, max_length=MAX_IMAGES)]
 _Texts: TypeAlias = Annotated[
     tuple[Prompt, ...],
     PlainValidator(lambda value: () if value in (None, "", []) else prompts(value)),
@@ -63,10 +80,10 @@ class OllamaOptions(SamplingFields):
     num_predict: _Int | None = None
     num_ctx: _Int | None = None
     top_k: Annotated[TopK, _whole] | None = None
-    seed: Annotated[int | None, BeforeValidator(_seed)] = None
-    repeat_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
+    seed: Annotated[Seed | None, BeforeValidator(_seed)] = None
+    repeat_penalty: RepetitionPenalty | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
     stop: Annotated[tuple[str, ...], PlainValidator(stop_strings)] = ()
 
     def params(self, defaults: SamplingParams, **own: Any) -> SamplingParams:
@@ -88,7 +105,7 @@ class OllamaRequest(RequestBody):
 
     IGNORED: ClassVar[NotYet] = {"insecure": (False,), "verbose": (False,)}
 
-    name: str | None = None
+    name: ModelName | None = None
     stream: bool = True
     keep_alive: KeepAlive = None
     options: OllamaOptions = Field(default_factory=OllamaOptions)
@@ -134,9 +151,9 @@ class OllamaEmbeddingsRequest(OllamaEmbedRequest):
 class OllamaMessage(ChatMessage):
     """A message, with Ollama's images and names of tools."""
 
-    thinking: str | None = None
+    thinking: LongText | None = None
     images: _Images = Field(default_factory=list)
-    tool_name: str | None = None
+    tool_name: Annotated[str, Field(max_length=MAX_NAME_LENGTH)] | None = None
 
     def message(self, where: str) -> Message:
         message = super().message(where)
@@ -218,10 +235,10 @@ class OllamaChatRequest(OllamaGeneration):
 class OllamaGenerateRequest(OllamaGeneration):
     """The body of `POST /api/generate`."""
 
-    prompt: str | None = None
-    suffix: str | None = None
-    system: str | None = None
-    context: Annotated[list[int], Field(fail_fast=True, max_length=MAX_CONTEXT)] | None = None
+    prompt: LongText | None = None
+    suffix: LongText | None = None
+    system: LongText | None = None
+    context: Annotated[list[TokenId], Field(fail_fast=True, max_length=MAX_CONTEXT)] | None = None
     raw: bool | None = None
     images: _Images = Field(default_factory=list)
 

@@ -7,8 +7,13 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import PlainValidator, model_validator
 
-from mlxserve.api.bodies.fields import Prompt, prompts
-from mlxserve.api.bodies.generation import GenerationFields, MaxTokens, ToolGenerationFields
+from mlxserve.api.bodies.fields import LongText, Prompt, prompts
+from mlxserve.api.bodies.generation import (
+    GenerationFields,
+    Logprobs,
+    MaxTokens,
+    ToolGenerationFields,
+)
 from mlxserve.api.bodies.messages import ChatMessages, conversation_of
 from mlxserve.api.bodies.request_body import NotYet
 from mlxserve.api.bodies.structured import ResponseFormat
@@ -42,7 +47,7 @@ class ChatRequest(ToolGenerationFields):
     messages: ChatMessages
     max_completion_tokens: MaxTokens | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
+    top_logprobs: Logprobs | None = None
     continue_final_message: bool | None = None  # vLLM's name: the answer continues the last message
     tools: Tools | None = None
     response_format: ResponseFormat = None
@@ -109,9 +114,9 @@ class CompletionRequest(GenerationFields):
     }
 
     prompt: Annotated[tuple[Prompt, ...], PlainValidator(prompts)]
-    logprobs: int | None = None
+    logprobs: Logprobs | None = None
     echo: bool | None = None
-    suffix: str | None = None
+    suffix: LongText | None = None
 
     @model_validator(mode="after")
     def _echoes_no_middle(self) -> Self:

@@ -48,7 +48,9 @@ def markdown_helper() -> Helper:
 class RenderRequest(RequestBody):
     """The body of `POST /api/v1/render`."""
 
-    texts: Annotated[list[str], Field(max_length=MAX_TEXTS)]
+    texts: Annotated[
+        list[Annotated[str, Field(max_length=MAX_CHARACTERS)]], Field(max_length=MAX_TEXTS)
+    ]
 
     @model_validator(mode="after")
     def _is_not_too_long(self) -> RenderRequest:

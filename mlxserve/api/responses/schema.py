@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from mlxserve.api.bodies.fields import MAX_NAME_LENGTH
+from mlxserve.api.bodies.fields import MAX_NAME_LENGTH, Id, LongText
 from mlxserve.api.bodies.generation import NO_LIMIT, MaxTokens, ToolGenerationFields
 from mlxserve.api.bodies.messages import MAX_MESSAGES, Arguments, Parts, text_of
 from mlxserve.api.bodies.request_body import KindedModel, NotYet, StrictModel
@@ -34,6 +34,7 @@ from mlxserve.text.conversation import (
 )
 from mlxserve.text.signature import signed_thinking
 
+MAX_INCLUDED = 256
 _SIGNED = "reasoning.encrypted_content"  # of `include`
 
 
@@ -54,18 +55,18 @@ class InputItem(KindedModel):
     }
 
     type: Annotated[str, Field(max_length=MAX_NAME_LENGTH)] = "message"
-    id: str | None = None
-    status: str | None = None
+    id: Id | None = None
+    status: Annotated[str, Field(max_length=MAX_NAME_LENGTH)] | None = None
     role: Literal["system", "developer", "user", "assistant"] | None = None
     content: Parts = None
-    call_id: str | None = None
+    call_id: Id | None = None
     name: Annotated[str, Field(max_length=MAX_NAME_LENGTH)] | None = None
     namespace: Annotated[str, Field(max_length=MAX_NAME_LENGTH)] | None = None
     arguments: Arguments | None = None
-    input: str | None = None
+    input: LongText | None = None
     output: Parts = None
-    summary: list[Any] | None = None
-    encrypted_content: str | None = None
+    summary: Annotated[list[Any], Field(max_length=MAX_MESSAGES)] | None = None
+    encrypted_content: LongText | None = None
 
     @property
     def call(self) -> Call:
@@ -168,7 +169,7 @@ class ResponsesTool(StrictModel):
 
     type: Annotated[str, Field(max_length=MAX_NAME_LENGTH)] = "function"
     name: Name | None = None
-    description: str | None = None
+    description: LongText | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
     format: dict[str, Any] | None = None
@@ -257,12 +258,17 @@ class ResponsesRequest(ToolGenerationFields):
         Field(fail_fast=True, max_length=MAX_MESSAGES),
         BeforeValidator(input_items),
     ] = Field(default_factory=list)
-    instructions: str | None = None
+    instructions: LongText | None = None
     previous_response_id: Annotated[str, Field(max_length=MAX_NAME_LENGTH)] | None = None
     store: bool | None = None
-    include: list[str] | None = None
+    include: (
+        Annotated[
+            list[Annotated[str, Field(max_length=MAX_NAME_LENGTH)]], Field(max_length=MAX_INCLUDED)
+        ]
+        | None
+    ) = None
     max_output_tokens: MaxTokens | None = None
-    metadata: dict[str, str] | None = None
+    metadata: dict[str, Id] | None = None
     tools: Annotated[list[ResponsesTool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
     text: TextOptions | None = None
 
