@@ -226,7 +226,8 @@ async def begun(executor: FairExecutor, clients: str, lane: Lane) -> list[str]:
         await asyncio.sleep(0)
     may_end.set()
     with_place = list(names)
-    await asyncio.gather(*jobs)
+    async with asyncio.timeout(10):  # a place that was lost would never be free
+        await asyncio.gather(*jobs)
     assert sorted(names) == sorted(clients)
     return with_place
 

@@ -90,9 +90,9 @@ FOUND: dict[str, Bug] = {
     ),
     "keep the chats of every key open": Bug(
         ChatStores,
-        "_store",
-        "while len(self._open) >= _MAX_OPEN:",
-        "while False:",
+        "_give_back",
+        "0 if self._is_closed else _MAX_IDLE",
+        "10**6",
         test_chat_stores.test_any_number_of_keys_keep_a_bounded_number_of_files_open,
     ),
     "keep weights that arrived damaged": Bug(
