@@ -236,11 +236,6 @@ def build_engine(
     ends = _ends(config, part, pool)
     pace = pace or _pace(config, loaded, part.step)
     disk = _disk(config, files, part, pace)
-    if config.max_draft and loaded.has_states:
-        log.warning(
-            "speculative_tokens has no effect: this model keeps a recurrent state, which does not go "
-            "back to the last accepted token."
-        )
     drafts = None if part.drafter is None else DeviceDrafts(config.max_draft)
     scheduler = Scheduler(config.scheduler, pool, disk, drafts, ends=ends, memory=part.shared)
     log.info(

@@ -48,11 +48,11 @@ class AdapterRows:
         finally:
             self.chosen = self._all = None
 
-    def narrow(self, first: int, end: int) -> None:
-        """Restrict to rows `first` to `end` until `widen`."""
+    def narrow(self, rows: slice | mx.array) -> None:
+        """Restrict to these rows until `widen`."""
         if self._all is not None and self._all.number.size > 1:
             number, scale = self._all
-            self.chosen = RowAdapters(number[first:end], scale[first:end])
+            self.chosen = RowAdapters(number[rows], scale[rows])
 
     def widen(self) -> None:
         self.chosen = self._all

@@ -37,7 +37,8 @@ from mlxserve.model.fused_qkv import num_fused
 from mlxserve.model.gathered import GatheredKV
 from mlxserve.model.layer_state import GroupCaches, LayerState, RecurrentRows
 from mlxserve.model.load import LoadedModel
-from mlxserve.model.states import Group, StateStore
+from mlxserve.model.state_groups import Group, order_of_rows
+from mlxserve.model.states import StateStore
 from mlxserve.model.step_graphs import StepGraphs
 from mlxserve.system import machine
 
@@ -251,8 +252,10 @@ def _call(
             # An index takes the host three times as long.
             return logits.squeeze(0)
         adapters = None if loaded.adapters is None else loaded.adapters.rows
+        has_drafts = len(groups) > 1 and groups[1].level > 0
+        order = order_of_rows(groups) if has_drafts else None
         recurrent = RecurrentRows(
-            groups, layout.positions, len(tokens), num_arrays, state_class, adapters
+            groups, layout.positions, len(tokens), num_arrays, state_class, adapters, order
         )
         caches = loaded.caches.build(layer, partial(LayerState, recurrent), elsewhere)
         logits = loaded.model(tokens[:, None], cache=caches)
@@ -260,7 +263,7 @@ def _call(
 
 
 class Sequences:
-    """One call per chunk; several for a chunk whose state is snapshot within it."""
+    """One call per chunk; several for a chunk whose state is kept within it, or that has a draft."""
 
     def __init__(self, loaded: LoadedModel, kv: KVPool, states: StateStore) -> None:
         self._loaded = loaded
@@ -270,7 +273,7 @@ class Sequences:
         self._commits = _commits()
 
     def logits(self, batch: Batch, tokens: mx.array, rows: list[int] | None) -> mx.array:
-        groups = self._states.groups(batch.plan, 0)
+        groups = self._states.groups_of_sequences(batch.plan)
         outputs = []
         for group in groups:
             inside = range(group.first, group.end)

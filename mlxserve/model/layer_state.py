@@ -8,6 +8,8 @@ group of rows, with an ArraysCache that holds the group's state, and its outputs
     recurrent module  | (S, 1, hidden)   | (1, k, .), then (1, L - k, .) | (1, M, .)
     everything else   | (T, 1, hidden): one product for all rows, weights are read once
 
+The rows of drafts are groups of one token of several sequences, which are not consecutive rows of the step.
+
 A step of one chunk whose attention is fused needs none: the whole model is called with (1, T), as
 mlx-lm does, and an ArraysCache for each layer (`GroupCaches`).
 """
@@ -21,7 +23,7 @@ from typing import Any
 import mlx.core as mx
 
 from mlxserve.model.adapted_layers import AdapterRows
-from mlxserve.model.states import Group
+from mlxserve.model.state_groups import Group
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,8 @@ class RecurrentRows:
     num_arrays: Sequence[int]  # arrays of each layer's state
     state_class: type  # the model's own ArraysCache
     adapters: AdapterRows | None = None  # adapters of the step's rows, if any
+    # Of each row the index among the rows of all groups; None if they are in order.
+    order: mx.array | None = None
 
 
 class LayerState:
@@ -70,11 +74,16 @@ class LayerState:
             if group.previous is not None:
                 # Several modules may share a layer's state (time mix and channel mix of RWKV): from group to
                 # group each takes over only what it changed.
+                if group.level:
+                    changed = {at: _last(array, group.batch) for at, array in changed.items()}
                 before = [changed.get(at, array) for at, array in enumerate(before)]
             inner = step.state_class(num_arrays)
             inner.cache = list(before)
             if step.adapters is not None:
-                step.adapters.narrow(group.first, group.end)
+                if group.index is None:
+                    step.adapters.narrow(slice(group.first, group.end))
+                else:
+                    step.adapters.narrow(group.index)
             arguments = self._of_group(args, group, inner)
             named = kwargs and dict(
                 zip(kwargs, self._of_group(kwargs.values(), group, inner), strict=True)
@@ -90,7 +99,7 @@ class LayerState:
                 }
         if step.adapters is not None:
             step.adapters.widen()
-        return outputs[0] if num_groups == 1 else _joined(outputs)
+        return outputs[0] if num_groups == 1 else _joined(outputs, step.order)
 
     def _of_group(self, values: Iterable[Any], group: Group, inner: Any) -> list[Any]:
         """Slice the module's arguments to the group."""
@@ -110,6 +119,8 @@ class LayerState:
             return mx.array(group.positions)
         if array.shape[:2] != (num_rows, 1):
             return array
+        if group.index is not None:
+            return array[group.index]
         if len(self._step.groups) > 1:
             array = array[group.first : group.end]
         return array if group.length == 1 else array.swapaxes(0, 1)
@@ -141,9 +152,18 @@ def _as_rows(output: Any) -> Any:
     return output
 
 
-def _joined(outputs: list[Any]) -> Any:
-    """Concatenate the rows of several groups."""
+def _joined(outputs: list[Any], order: mx.array | None) -> Any:
+    """Concatenate the rows of several groups, in the order of the step's rows."""
     first = outputs[0]
     if isinstance(first, (tuple, list)):
-        return type(first)(_joined(list(parts)) for parts in zip(*outputs, strict=True))
-    return mx.concatenate(outputs) if isinstance(first, mx.array) else first
+        parts = zip(*outputs, strict=True)
+        return type(first)(_joined(list(part), order) for part in parts)
+    if not isinstance(first, mx.array):
+        return first
+    rows = mx.concatenate(outputs)
+    return rows if order is None else rows[order]
+
+
+def _last(array: mx.array | None, count: int) -> mx.array | None:
+    """Return the last `count` rows of a state."""
+    return None if array is None else array[-count:]

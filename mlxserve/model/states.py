@@ -5,25 +5,23 @@ are never written in place: the layer returns new ones, so that a step can be la
 before is still being computed. Decodes are rows of one stack: as long as the same sequences decode in
 the same order, the next step takes the stack as it is.
 
-    held        of each running request: a row of a stack, and the position it has reached
+    held        of each running request: a row of a stack, and the position it has reached; after a
+                step with a draft one for each of its rows, of which the next step continues one
     snapshots   by id, one packed row each; which ones exist is up to the scheduler
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from itertools import groupby
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, groupby
 
 import mlx.core as mx
 
 from metal_kernels.reading import evaluate
 from mlxserve.model.packed_states import Packing, Stack, StateSpec
+from mlxserve.model.state_groups import Arrays, Group, groups_of_drafts, kept_states
 from mlxserve.request import Chunk, LiveRequest, RequestState
-
-# What a layer begins with: None is the beginning of a sequence, which to some layers is not the same
-# as zeros (the first token of RecurrentGemma's is scaled differently).
-Arrays = Sequence[mx.array | None]
 
 
 @dataclass(slots=True)
@@ -36,57 +34,6 @@ class _Held:
     position: int  # tokens that it has seen
 
 
-@dataclass(slots=True)
-class Group:
-    """Consecutive rows of a step that recurrent layers see as (batch, length).
-
-    The decodes of a step are one group; a chunk is one, or several if its state is kept within it.
-    """
-
-    first: int  # row of the step
-    batch: int
-    length: int
-    chunks: tuple[Chunk, ...]  # one for each row of the batch
-    start: int  # position of the first row, in a batch of one
-    before: Stack | None  # None: the beginning of a sequence, or what `previous` leaves
-    previous: Group | None = None
-    keeps: tuple[tuple[int, int], ...] = ()  # (row of the batch, id of the snapshot)
-    # States after each layer.
-    after: list[list[mx.array | None] | None] = field(default_factory=list)
-
-    @classmethod
-    def of_decodes(cls, num_rows: int, before: Stack) -> Group:
-        """Build the group of a step of decodes, one row per request."""
-        return cls(0, num_rows, 1, (), 0, before, after=[None] * len(before))
-
-    @property
-    def end(self) -> int:
-        """The row after its last one."""
-        return self.first + self.batch * self.length
-
-    def begin(self, layer: int, num_arrays: int) -> Arrays:
-        """Return a layer's initial arrays: the state before, or what an earlier group left."""
-        if (left := self.after[layer]) is not None:
-            return left
-        if self.before is not None:
-            return self.before[layer]
-        if self.previous is None:
-            return [None] * num_arrays
-        arrays = self.previous.after[layer]
-        assert arrays is not None, "groups run in order"
-        return arrays
-
-    @property
-    def is_within_chunk(self) -> bool:
-        """True if its chunk continues after it."""
-        return self.batch == 1 and self.start + self.length < self.chunks[0].end
-
-    @property
-    def positions(self) -> list[int]:
-        """Position of the first token of each row of the batch."""
-        return [self.start] if self.batch == 1 else [chunk.start for chunk in self.chunks]
-
-
 class StateStore:
     """The recurrent states of one model. Lives on the engine's thread."""
 
@@ -94,7 +41,8 @@ class StateStore:
         """`is_used`: whether the model has recurrent states; some of its ranks may have none."""
         self.specs = tuple(specs)
         self.is_used = bool(specs) if is_used is None else is_used
-        self._held: dict[LiveRequest, _Held] = {}
+        # Of each request: its state, followed by those after the tokens of its draft.
+        self._held: dict[LiveRequest, list[_Held]] = {}
         self._packing = Packing(specs)
         self._snapshots: dict[int, list[mx.array]] = {}  # packed
         self._fresh: list[mx.array] = []
@@ -146,6 +94,9 @@ class StateStore:
 
     def groups(self, chunks: Sequence[Chunk], num_decodes: int) -> list[Group]:
         """Divide the step's rows into groups, with their initial states."""
+        for chunk in chunks:
+            if chunk.draft:
+                return self._with_drafts(chunks)
         groups = []
         begin = 0
         for is_first, some in groupby(chunks[:num_decodes], lambda chunk: chunk.start == 0):
@@ -156,29 +107,68 @@ class StateStore:
         for chunk in chunks[num_decodes:]:
             groups += self._segments(chunk, row)
             row += chunk.length
-        for group in groups:
-            group.after = [None] * len(self.specs)
         return groups
+
+    def _with_drafts(self, chunks: Sequence[Chunk]) -> list[Group]:
+        """Group the rows of drafts with those of decodes, before all other rows of the step."""
+        decodes: list[tuple[Chunk, int]] = []  # with their first rows
+        others: list[Group] = []
+        row = 0
+        for chunk in chunks:
+            if chunk.length - len(chunk.draft) > 1:
+                others += self._segments(chunk, row)
+            elif chunk.start == 0:
+                others.append(self._decodes((chunk,), row))
+            else:
+                decodes.append((chunk, row))
+            row += chunk.length
+        decodes.sort(key=lambda decode: len(decode[0].draft))
+        return [*self._of_drafts(decodes), *others]
+
+    def groups_of_sequences(self, chunks: Sequence[Chunk]) -> list[Group]:
+        """Divide the step's rows into groups of one sequence each."""
+        groups: list[Group] = []
+        row = 0
+        for chunk in chunks:
+            if chunk.draft and self.is_used:
+                groups += self._of_drafts([(chunk, row)])
+            else:
+                groups += self._segments(chunk, row)
+            row += chunk.length
+        return groups
+
+    def _of_drafts(self, decodes: Sequence[tuple[Chunk, int]]) -> list[Group]:
+        before = self._stack([self._before(chunk) for chunk, _ in decodes])
+        return groups_of_drafts(decodes, before, len(self.specs))
 
     def _decodes(self, chunks: tuple[Chunk, ...], first: int) -> Group:
         """Group decodes, or a prompt of one token."""
         held = [self._before(chunk) for chunk in chunks]
-        keeps = [(row, id_) for row, chunk in enumerate(chunks) for _, id_ in _keeps(chunk)]
+        keeps = [(row, id_) for row, chunk in enumerate(chunks) for _, id_ in kept_states(chunk)]
         return Group(
-            first, len(chunks), 1, chunks, chunks[0].start, self._stack(held), None, tuple(keeps)
+            first,
+            len(chunks),
+            1,
+            chunks,
+            chunks[0].start,
+            self._stack(held),
+            keeps=tuple(keeps),
+            after=[None] * len(self.specs),
         )
 
     def _segments(self, chunk: Chunk, first: int) -> list[Group]:
         """Cut a chunk, whose first row is `first`, into groups where its state is kept."""
         groups: list[Group] = []
-        ids = dict(_keeps(chunk))
+        ids = dict(kept_states(chunk))
         start = chunk.start
         for end in sorted({*ids, chunk.end}):
             before = None if groups else self._stack([self._before(chunk)])
             keeps = ((0, ids[end]),) if end in ids else ()
             previous = groups[-1] if groups else None
             row = first + start - chunk.start
-            groups.append(Group(row, 1, end - start, (chunk,), start, before, previous, keeps))
+            group = Group(row, 1, end - start, (chunk,), start, before, previous, keeps)
+            group.after = [None] * len(self.specs)
+            groups.append(group)
             start = end
         return groups
 
@@ -202,7 +192,11 @@ class StateStore:
                 continue
             self._fresh += [array for layer in stack for array in layer]
             for row, (chunk, start) in enumerate(zip(group.chunks, group.positions, strict=True)):
-                self._held[chunk.request] = _Held(stack, group.batch, row, start + group.length)
+                held = _Held(stack, group.batch, row, start + group.length)
+                if group.level:
+                    self._held[chunk.request].append(held)
+                else:
+                    self._held[chunk.request] = [held]
 
     @staticmethod
     def _filled(
@@ -234,38 +228,51 @@ class StateStore:
         if chunk.start == 0:
             return None
         held = self._held[chunk.request]
-        assert held.position == chunk.start, (
-            f"{chunk.request.id}: its state has seen {held.position} tokens, the chunk begins at "
-            f"{chunk.start}"
+        first = held[0].position
+        assert first <= chunk.start < first + len(held), (
+            f"{chunk.request.id}: its states have seen {first} to {held[-1].position} tokens, the "
+            f"chunk begins at {chunk.start}"
         )
-        return held
+        return held[chunk.start - first]
 
     def _stack(self, held: Sequence[_Held | None]) -> Stack | None:
         """Return one stack of all rows, uncopied if they form one already; None at a start."""
         if held == [None]:
             return None
-        stacks: dict[int, tuple[int, Stack]] = {}  # by identity: (first row in the sum, stack)
-        rows, total = [], 0
+        parts: dict[int, tuple[_Held, list[int]]] = {}  # by the identity of a stack: its rows
         for state in held:
             assert state is not None, "a beginning is not in a batch"
-            if id(state.stack) not in stacks:
-                stacks[id(state.stack)] = total, state.stack
-                total += state.batch
-            rows.append(stacks[id(state.stack)][0] + state.row)
-        index = None if rows == list(range(total)) else mx.array(rows)
-        parts = [stack for _, stack in stacks.values()]
-        if len(parts) == 1 and index is None:
-            return parts[0]
+            parts.setdefault(id(state.stack), (state, []))[1].append(state.row)
+        first, rows = next(iter(parts.values()))
+        if len(parts) == 1 and rows == list(range(first.batch)):
+            return first.stack
+        stacks = [_narrowed(part, rows) for part, rows in parts.values()]
+        index = _index(held, {key: len(rows) for key, (_, rows) in parts.items()})
         return [
-            [_joined([part[layer][at] for part in parts], index) for at in range(len(spec.arrays))]
-            for layer, spec in enumerate(self.specs)
+            [_joined([stack[layer][at] for stack in stacks], index) for at in range(num_arrays)]
+            for layer, num_arrays in enumerate(len(spec.arrays) for spec in self.specs)
         ]
+
+
+def _narrowed(part: _Held, rows: list[int]) -> Stack:
+    """Return these rows of a stack: what is left of a large one, or of drafts, is not copied."""
+    if rows == list(range(part.batch)):
+        return part.stack
+    index = mx.array(rows)
+    return [[array[index] for array in layer] for layer in part.stack]
+
+
+def _index(held: Sequence[_Held | None], sizes: Mapping[int, int]) -> mx.array | None:
+    """Return for each state its row in the concatenated stacks; None if they are in order."""
+    nexts = dict(zip(sizes, accumulate(sizes.values(), initial=0), strict=False))
+    index = []
+    for state in held:
+        assert state is not None
+        index.append(nexts[id(state.stack)])
+        nexts[id(state.stack)] += 1
+    return None if index == list(range(len(index))) else mx.array(index)
 
 
 def _joined(parts: list[mx.array], index: mx.array | None) -> mx.array:
     whole = parts[0] if len(parts) == 1 else mx.concatenate(parts)
     return whole if index is None else whole[index]
-
-
-def _keeps(chunk: Chunk) -> Sequence[tuple[int, int]]:
-    return chunk.state.keeps if chunk.state is not None else ()

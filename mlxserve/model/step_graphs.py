@@ -31,7 +31,7 @@ from mlxserve.cache.kv import KVPool
 from mlxserve.cache.layout import StepLayout
 from mlxserve.core.errors import in_one_line
 from mlxserve.model.packed_states import Stack
-from mlxserve.model.states import Group
+from mlxserve.model.state_groups import Group
 
 log = logging.getLogger("mlxserve.model")
 
@@ -70,7 +70,7 @@ class StepGraphs:
         is_built = backend is None or decodes is None or layout.chunks is not None
         # Evaluated as its layers are called.
         is_built = is_built or layout.after_layer is not None
-        # One group, or none where there are no states: beside others are sequences that begin.
+        # One group, or none where there are no states: beside others are sequences that begin, or drafts.
         if is_built or len(groups) > 1 or any(group.before is None for group in groups):
             return self._forward(groups, self._kv, layout, tokens)
         assert backend is not None

@@ -131,7 +131,10 @@ class Balance:
         num_running = len(self._roster.running)
         if self.has_prompts or self._roster.waiting.num_queued:
             return False
-        return all(kind.num_spare >= kind.max_growing(num_running) for kind in self._kinds)
+        return all(
+            kind.num_spare >= kind.max_growing(num_running) + kind.num_for_drafts
+            for kind in self._kinds
+        )
 
     def _transfer_for_starved(self) -> _Transfer | None:
         """Return a transfer with which the request that lacked memory in the last plan can begin."""
@@ -167,7 +170,7 @@ class Balance:
     def _num_wanted(self, kind: Reclaimer, now: int) -> int:
         """Return the number of units that the next plan will probably allocate."""
         running, waiting = self._roster.running, self._roster.waiting
-        num_wanted = self._num_needed_soon(kind)
+        num_wanted = self._num_needed_soon(kind) + kind.num_for_drafts
         if waiting.num_queued and len(running) < self._admission.max_running:
             request = next(iter(waiting.in_order(now)))
             num_wanted += max(0, kind.num_at_begin(request, self._tables.cache.match(request)))

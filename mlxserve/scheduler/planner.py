@@ -245,6 +245,8 @@ class StepPlanner:
                 continue
             draft = drafts.draft(request, longest)
             draft = draft[: self._num_covered(request, num_known + len(draft)) - num_known]
+            for end in self._tables.ends:
+                draft = draft[: end.take_draft(request, len(draft))]
             if draft:
                 grown = self._tables.grow(request, num_known + len(draft))
                 assert grown, "there was room for the draft"

@@ -80,8 +80,7 @@ class Scheduler:
         """Begin without requests.
 
         disk: second level of the prefix cache, or None
-        drafts: source of drafts, by default prompt lookup if `speculative_tokens` is set. Unused if a kind
-            cannot go back to the last accepted token
+        drafts: source of drafts, by default prompt lookup if `speculative_tokens` is set
         ends: kinds of units beside the pages of `pool`
         memory: the memory that the pages of all kinds share; None if each has its own
         """
@@ -90,8 +89,7 @@ class Scheduler:
         self._memory = memory
         self.rules = LimitRules.from_config(config, pool.page_size)
         self._drafts: Drafts | None = None
-        may_draft = all(end.allows_drafts for end in ends)
-        if may_draft and (drafts or config.speculative_tokens):
+        if drafts or config.speculative_tokens:
             self._drafts = drafts or LookupDrafts(config.speculative_tokens or 0)
         self.num_steps = 0  # planned, empty ones included
         self._stats = SchedulerStats()

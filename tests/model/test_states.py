@@ -6,6 +6,7 @@ import mlx.core as mx
 import pytest
 
 from mlxserve.core.sampling_params import SamplingParams
+from mlxserve.model import state_groups
 from mlxserve.model.packed_states import StateSpec
 from mlxserve.model.states import StateStore
 from mlxserve.request import (
@@ -119,8 +120,113 @@ def test_a_state_of_another_position_is_an_error() -> None:
     store = StateStore(SPECS)
     a = request("a")
     run(store, [chunk(a, 0, 5)], 0)
-    with pytest.raises(AssertionError, match="has seen 5 tokens, the chunk begins at 4"):
+    with pytest.raises(AssertionError, match="have seen 5 to 5 tokens, the chunk begins at 4"):
         store.groups([chunk(a, 4)], 1)
+
+
+def drafted(live: LiveRequest, start: int, num_tokens: int, keep: int | None = None) -> Chunk:
+    plan = None if keep is None else StatePlan(None, ((keep, 100 + keep),))
+    page_table = as_page_table(range(3))
+    draft = tuple(range(num_tokens))
+    return Chunk(live, start, 1 + num_tokens, page_table, True, state=plan, draft=draft)
+
+
+def test_the_jth_rows_of_all_drafts_are_one_group() -> None:
+    store = StateStore(SPECS)
+    a, b, c, d = map(request, "abcd")
+    run(store, [chunk(live, 0, 5) for live in (a, b, c)], 0)
+    chunks = [chunk(a, 5), drafted(b, 5, 3), drafted(c, 5, 1), chunk(d, 0, 9)]
+    groups = store.groups(chunks, 7)
+    assert [(group.batch, group.length) for group in groups] == [
+        (3, 1),
+        (2, 1),
+        (1, 1),
+        (1, 1),
+        (1, 9),
+    ]
+    assert [group.rows for group in groups] == [[0, 5, 1], [6, 2], None, None, None]
+    assert [group.first for group in groups[2:]] == [3, 4, 7]
+    assert [group.positions for group in groups] == [[5, 5, 5], [6, 6], [7], [8], [0]]
+
+
+def test_rows_of_one_draft_beside_decodes_are_in_order() -> None:
+    store = StateStore(SPECS)
+    a, b = map(request, "ab")
+    run(store, [chunk(live, 0, 5) for live in (a, b)], 0)
+    groups = store.groups([chunk(a, 5), drafted(b, 5, 2)], 4)
+    assert [(group.first, group.batch, group.rows) for group in groups] == [
+        (0, 2, None),
+        (2, 1, None),
+        (3, 1, None),
+    ]
+    assert state_groups.order_of_rows(groups) is None
+
+
+def test_outputs_of_groups_go_back_to_the_rows_of_the_step() -> None:
+    store = StateStore(SPECS)
+    a, b = map(request, "ab")
+    run(store, [chunk(live, 0, 5) for live in (a, b)], 0)
+    groups = store.groups([drafted(a, 5, 2), drafted(b, 5, 2), chunk(request("c"), 0, 2)], 6)
+    rows = [
+        row
+        for group in groups
+        for row in (range(group.first, group.end) if group.rows is None else group.rows)
+    ]
+    assert rows == [0, 3, 1, 4, 2, 5, 6, 7]
+    order = state_groups.order_of_rows(groups)
+    assert order is not None
+    assert [rows[index] for index in order.tolist()] == list(range(8))
+
+
+@pytest.mark.parametrize("accepted", [(0, 0), (1, 3), (0, 2), (1, 0)])
+def test_the_step_after_a_draft_begins_where_it_was_accepted_up_to(
+    accepted: tuple[int, int],
+) -> None:
+    store = StateStore(SPECS)
+    a, b, c = map(request, "abc")
+    run(store, [chunk(a, 0, 5), chunk(b, 0, 9), chunk(c, 0, 3)], 0)
+    run(store, [chunk(c, 3), drafted(a, 5, 1), drafted(b, 9, 3)], 7)
+    in_a, in_b = 6 + accepted[0], 10 + accepted[1]
+    assert [seen(store, a, in_a), seen(store, b, in_b), seen(store, c, 4)] == [in_a, in_b, 4]
+    together = [chunk(b, in_b), chunk(c, 4), chunk(a, in_a)]
+    [group] = store.groups(together, 3)
+    states = group.begin(0, 2)[0]
+    assert states is not None
+    assert states[:, 0].tolist() == [in_b, 4, in_a]
+    run(store, together, 3)
+    assert [seen(store, a, in_a + 1), seen(store, b, in_b + 1)] == [in_a + 1, in_b + 1]
+
+
+def test_a_snapshot_within_a_draft_is_that_of_its_row() -> None:
+    store = StateStore(SPECS)
+    a, b = map(request, "ab")
+    run(store, [chunk(live, 0, 13) for live in (a, b)], 0)
+    run(store, [drafted(a, 13, 5, keep=16), drafted(b, 13, 4)], 11)
+    c = request("c")
+    run(store, [chunk(c, 16, 2, StatePlan(116, ()))], 0)
+    assert seen(store, c, 18) == 18
+
+
+def test_a_state_beyond_a_draft_is_an_error() -> None:
+    store = StateStore(SPECS)
+    a = request("a")
+    run(store, [chunk(a, 0, 5)], 0)
+    run(store, [drafted(a, 5, 2)], 3)
+    with pytest.raises(AssertionError, match="have seen 6 to 8 tokens, the chunk begins at 9"):
+        store.groups([chunk(a, 9)], 1)
+
+
+def test_sequences_one_by_one_have_a_group_for_each_row_of_a_draft() -> None:
+    store = StateStore(SPECS)
+    a, b = map(request, "ab")
+    run(store, [chunk(live, 0, 5) for live in (a, b)], 0)
+    groups = store.groups_of_sequences([drafted(a, 5, 2), chunk(b, 5)])
+    assert [(group.first, group.start, group.level) for group in groups] == [
+        (0, 5, 0),
+        (1, 6, 1),
+        (2, 7, 2),
+        (3, 5, 0),
+    ]
 
 
 def test_what_is_dropped_is_gone() -> None:

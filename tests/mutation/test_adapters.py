@@ -71,8 +71,8 @@ FOUND: dict[str, Bug] = {
     "give recurrent layers the first rows' adapters": Bug(
         AdapterRows,
         "narrow",
-        "number[first:end], scale[first:end]",
-        "number[: end - first], scale[: end - first]",
+        "number[rows], scale[rows]",
+        "number[: rows.stop - rows.start], scale[: rows.stop - rows.start]",
         test_adapters.test_adapters_of_every_kind_of_layer_answer_as_mlx_lm,
         {"kind": "qwen3_next"},
     ),

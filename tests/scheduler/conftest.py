@@ -950,7 +950,6 @@ class GhostEngine:
         assert chunk.start == len(request.token_ids) - 1, "drafted after an unknown token"
         assert chunk.length == 1 + len(chunk.draft)
         assert chunk.start >= request.prefill_end
-        assert not self.states.are_kept, "a recurrent state does not go back"
         assert request.asked.guide is None
         most = request.asked.params.max_tokens or VERY_LONG
         longest = min(request.num_prompt + most, self.scheduler.page_tables.capacity.of(request))

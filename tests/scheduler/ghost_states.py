@@ -2,7 +2,7 @@
 
 A state is right if it has seen exactly the tokens before the chunk, under its salt. That one rule
 catches a state of another position or request, a snapshot taken from a token that was dropped, one
-that is found too early or given up too early.
+that is found too early or given up too early. After a draft there is a state for each of its rows.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ State = tuple[bytes, int]  # (salt, prefix)
 class GhostStates:
     scheduler: Scheduler
     root: int  # the name of the empty prefix
-    live: dict[LiveRequest, State] = field(default_factory=dict)
+    live: dict[LiveRequest, dict[int, State]] = field(default_factory=dict)  # by position
     snapshots: dict[int, State] = field(default_factory=dict)
     num_restored: int = 0
 
@@ -50,7 +50,19 @@ class GhostStates:
             assert position % self.scheduler.pool.page_size == 0, "kept in the middle of a page"
             assert id_ not in self.snapshots, "an id is used twice"
             self.snapshots[id_] = salt, prefixes[position - 1]
-        self.live[request] = salt, prefixes[chunk.end - 1]
+        self._judge_slots(chunk)
+        first = chunk.end - len(chunk.draft)
+        self.live[request] = {end: (salt, prefixes[end - 1]) for end in range(first, chunk.end + 1)}
+
+    def _judge_slots(self, chunk: Chunk) -> None:
+        """The states after the tokens of its draft have slots, and those of the draft before it."""
+        states = find(self.scheduler.page_tables.ends, StateSlots)
+        assert states is not None
+        num_drafted = len(chunk.draft)
+        if chunk.start in self.live.get(chunk.request, {}):
+            num_drafted += len(self.live[chunk.request]) - 1
+        num_held = STATE_SLOTS * len(self.scheduler.roster.running) + num_drafted
+        assert num_held <= states.reclaimer.limit - states.reclaimer.num_free, "without a slot"
 
     def _before(self, chunk: Chunk) -> State:
         if chunk.state is not None and chunk.state.restore is not None:
@@ -58,7 +70,7 @@ class GhostStates:
             return self.snapshots[chunk.state.restore]
         if chunk.start == 0:
             return chunk.request.asked.cache_salt, self.root
-        return self.live[chunk.request]
+        return self.live[chunk.request][chunk.start]
 
     def forget(self) -> None:
         """Everything: the pool is another one."""

@@ -172,13 +172,6 @@ def test_a_guided_answer_has_no_drafts(make_engine: Callable) -> None:
     assert guided.num_drafted == 0 < plain.num_drafted
 
 
-def test_models_with_recurrent_states_have_no_drafts(make_engine: Callable) -> None:
-    engine = make_engine(speculative_tokens=8, num_state_slots=32)
-    engine.add([1, 2, 3], 20)
-    engine.drain()
-    assert engine.scheduler.stats().drafted_tokens == 0
-
-
 def test_an_abort_while_a_draft_is_unread_publishes_nothing_of_it(make_engine: Callable) -> None:
     engine = make_engine(speculative_tokens=8)
     request = engine.add([1, 2, 3, 4, 5], 60)

@@ -43,7 +43,7 @@ class ResizeMachine(RuleBasedStateMachine):
         budget=st.sampled_from([5, 16]),
         mode=st.sampled_from(PreemptionMode),
         tail=st.sampled_from(PageTail),
-        kind=st.sampled_from(["attention", "attention", "windows", "states"]),
+        kind=st.sampled_from(["attention", "attention", "windows", "states", "drafts over states"]),
     )
     def build(
         self,
@@ -59,6 +59,10 @@ class ResizeMachine(RuleBasedStateMachine):
             "attention": {"speculative_tokens": 5},
             "windows": {"window": 6, "num_window_pages": 8},
             "states": {"num_state_slots": STATE_SLOTS * seats + 2},
+            "drafts over states": {
+                "num_state_slots": STATE_SLOTS * seats + 8,
+                "speculative_tokens": 5,
+            },
         }
         self.engine = self.make_engine(
             num_pages=num_pages,

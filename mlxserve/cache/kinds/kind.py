@@ -136,7 +136,6 @@ class EndKind(ABC):
     name: str
     # Reason of a miss where the pages are cached, but this kind cannot continue from them.
     missing: CacheMiss
-    allows_drafts = True  # rows of rejected tokens can be overwritten
     pool: PagePool | None = None  # if its units are pages
     room: Room = Room()
     reclaimer: Reclaimer | None = None  # its pages, if they share memory with other kinds
@@ -193,6 +192,10 @@ class EndKind(ABC):
         """Release its units, which no unread step uses."""
 
     # ---- steps
+
+    def take_draft(self, request: LiveRequest, num_tokens: int) -> int:
+        """Take units for the rows of a draft in the next plan; return for how many of its tokens."""
+        return num_tokens
 
     def plan(self, chunks: list[Chunk]) -> list[Chunk]:
         """Return the chunks of a step with their plans for this kind."""

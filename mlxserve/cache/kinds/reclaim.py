@@ -38,12 +38,14 @@ class Reclaimer(ABC):
     initial_units: units at the start, for all kinds but the one that gets the rest of the memory
     min_units: units that the kind keeps in any case
     weight: bytes of a unit, relative to those of a full page
+    num_for_drafts: free units that drafts of the last plan lacked, which cost no other kind more than they are worth
     """
 
     name: str
     initial_units = 0
     min_units = MIN_FULL_PAGES
     weight = 1.0
+    num_for_drafts = 0
 
     # ---- how many units there are
 

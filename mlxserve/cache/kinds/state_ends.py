@@ -144,6 +144,16 @@ class StateEnds(EndReclaimer):
                 return False
         return True
 
+    def make_room_for_drafts(self, count: int, num_left: int) -> int:
+        """Make up to `count` slots spare for states after drafted tokens; return how many there are.
+
+        num_left: slots that stay free, or keep the states that cost most; protected ones are not dropped
+        """
+        count = min(count, self.num_free - num_left)
+        while self.num_spare < count and self._drop_one(inf, Worth.USUAL):
+            pass
+        return max(0, min(count, self.num_spare))
+
     def _drop_one(self, max_cost: float, max_worth: Worth) -> bool:
         """Drop the states that are lost, or else the cheapest one. False if none may be dropped."""
         if self._drop_newly_lost():

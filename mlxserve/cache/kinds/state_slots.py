@@ -14,8 +14,9 @@ taken where another prompt will probably continue:
 
 Each running request also owns its newest page boundary, which can be found once it has given up its
 pages. Knows ids only, by the hash of the page: the runner owns the arrays. One slot is one state in memory;
-each running request takes two, for its own state and for its newest boundary. How many slots there are
-may change: full pages and states can share memory (`StateEnds`).
+each running request takes two, for its own state and for its newest boundary, and more while it verifies
+drafts (`DraftStates`). How many slots there are may change: full pages and states can share memory
+(`StateEnds`).
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
+from mlxserve.cache.kinds.draft_states import DraftStates, num_needed
 from mlxserve.cache.kinds.kind import EndKind, Has, Room, Start, Units, Uses
-from mlxserve.cache.kinds.state_ends import StateEnds
+from mlxserve.cache.kinds.state_ends import PROMPT_STATES, StateEnds
 from mlxserve.cache.kinds.turn_ends import likely_ends
 from mlxserve.cache.pages import PagePool
 from mlxserve.core.stats import StateStats
@@ -60,7 +62,6 @@ class StateSlots(EndKind):
 
     name = StateEnds.name
     missing = CacheMiss.NO_SNAPSHOT
-    allows_drafts = False  # a state does not go back to the last accepted token
     names_units = True
 
     def __init__(self, num_slots: int, pool: PagePool, stats: StateStats | None = None) -> None:
@@ -70,6 +71,8 @@ class StateSlots(EndKind):
         self._running: dict[LiveRequest, _Running] = {}
         self._unread: dict[int, bool] = {}  # ids in unread steps; whether others are to find them
         self._next_id = 0
+        self._drafts = DraftStates()
+        self._num_lacking = 0  # slots that drafts of the next step lack
         self.reclaimer = self._ends = StateEnds(num_slots, pool, self.stats, self._num_held)
         self.room = StateRoom(self._ends)
 
@@ -118,6 +121,7 @@ class StateSlots(EndKind):
         running = self._running.pop(request, None)
         if running is None:
             return
+        self._drafts.end(request)
         if running.boundary is not None:
             self._publish(request, *running.boundary)
         num_pages = request.num_computed // self._pool.page_size
@@ -164,11 +168,34 @@ class StateSlots(EndKind):
 
     # ---- steps
 
+    def take_draft(self, request: LiveRequest, num_tokens: int) -> int:
+        """Take slots for the states after each token: those that cost least, and no one needs next.
+
+        Two for each running request stay: for the states that its prompt has left, from which the next turns of
+        conversations continue, and for the next request that begins.
+        """
+        page_size, start = self._pool.page_size, request.num_computed
+        wanted = num_needed(num_tokens, start, page_size)
+        num_left = PROMPT_STATES * len(self._running)
+        room = self._ends.make_room_for_drafts(wanted, num_left)
+        self._num_lacking += wanted - room
+        while num_tokens and num_needed(num_tokens, start, page_size) > room:
+            num_tokens -= 1
+        if num_tokens:
+            self._drafts.take(request, num_needed(num_tokens, start, page_size))
+        return num_tokens
+
     def plan(self, chunks: list[Chunk]) -> list[Chunk]:
+        self._ends.num_for_drafts, self._num_lacking = self._num_lacking, 0
+        if self._drafts.num_slots:
+            for chunk in chunks:
+                if not chunk.draft:
+                    self._drafts.advance(chunk.request)
         return [
             # A decode's state is kept at page boundaries only.
             chunk
-            if chunk.start >= chunk.request.prefill_end and chunk.end % self._pool.page_size
+            if chunk.start >= chunk.request.prefill_end
+            and chunk.end % self._pool.page_size >= chunk.length
             else chunk._replace(state=self._plan(chunk.request, chunk.start, chunk.end))
             for chunk in chunks
         ]
@@ -180,8 +207,12 @@ class StateSlots(EndKind):
         if not running.is_cached:
             return StatePlan(None, ())
         keeps = self._plan_snapshots(request, start, end)
-        if end % self._pool.page_size == 0 and end not in dict(keeps):
-            keeps.append((end, self._new_id(is_public=False)))
+        page_size = self._pool.page_size
+        # Of a draft each boundary is kept, as it is not known which ones are accepted.
+        first = start if start >= request.prefill_end else end - 1
+        for position in range(first - first % page_size + page_size, end + 1, page_size):
+            if position not in dict(keeps):
+                keeps.append((position, self._new_id(is_public=False)))
         return StatePlan(restore, tuple(keeps))
 
     def _plan_snapshots(self, request: LiveRequest, start: int, end: int) -> list[tuple[int, int]]:
@@ -210,10 +241,19 @@ class StateSlots(EndKind):
         return self._next_id
 
     def commit(self, chunk: Chunk) -> None:
-        """Publish the snapshots that the chunk took for others, and keep its own boundary."""
+        """Publish the snapshots that the chunk took for others, and keep its own boundary.
+
+        Snapshots beyond the last accepted token of a draft are dropped.
+        """
+        if chunk.draft:
+            self._drafts.read(chunk.request)
         if chunk.state is None:
             return
         for position, id_ in chunk.state.keeps:
+            if chunk.draft and position > chunk.request.num_computed:
+                del self._unread[id_]
+                self._ends.names.drop(id_)
+                continue
             running = self._running.get(chunk.request)
             if self._unread.pop(id_) or running is None:
                 self._publish(chunk.request, position, id_)
@@ -223,17 +263,15 @@ class StateSlots(EndKind):
                 running.boundary = position, id_
 
     def _publish(self, request: LiveRequest, position: int, id_: int) -> None:
-        self._ends.add(self._path_before(request, position), id_)
+        num_pages, hashes = position // self._pool.page_size, request.page_hashes
+        # A token of the last page may have been dropped with its request's end.
+        self._ends.add(hashes[:num_pages] if num_pages <= len(hashes) else None, id_)
         self._ends.make_room(0)
 
-    def _path_before(self, request: LiveRequest, position: int) -> Sequence[bytes] | None:
-        """Return the hashes of the pages before a position; None if a token of them was dropped."""
-        num_pages = position // self._pool.page_size
-        return request.page_hashes[:num_pages] if num_pages <= len(request.page_hashes) else None
-
     def _num_held(self) -> int:
-        """Return the slots of running requests, and of snapshots that were planned."""
-        return sum(self._unread.values()) + STATE_SLOTS * len(self._running)
+        """Return the slots of running requests and their drafts, and of snapshots that were planned."""
+        num_running = STATE_SLOTS * len(self._running) + self._drafts.num_slots
+        return sum(self._unread.values()) + num_running
 
     # ---- the whole
 

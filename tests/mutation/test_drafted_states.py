@@ -1,0 +1,125 @@
+"""Every rule of drafts over recurrent states is needed: without it a test fails."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+
+from mlxserve.cache.kinds import draft_states
+from mlxserve.cache.kinds.draft_states import DraftStates
+from mlxserve.cache.kinds.state_ends import StateEnds
+from mlxserve.cache.kinds.state_slots import StateSlots
+from mlxserve.model import state_groups
+from mlxserve.model.state_groups import Group
+from mlxserve.model.states import StateStore
+from tests.model import test_states
+from tests.mutation.bug import Bug
+from tests.scheduler import test_drafts_over_states
+from tests.scheduler.conftest import make_engine as make_engine
+
+pytestmark = pytest.mark.mutation
+
+_ACCEPTED = partial(
+    test_states.test_the_step_after_a_draft_begins_where_it_was_accepted_up_to, accepted=(0, 2)
+)
+
+FOUND = {
+    "continue the state after the whole draft": Bug(
+        StateStore, "_before", "held[chunk.start - first]", "held[-1]", lambda: _ACCEPTED()
+    ),
+    "continue the state before the draft": Bug(
+        StateStore, "_before", "held[chunk.start - first]", "held[0]", lambda: _ACCEPTED()
+    ),
+    "keep the last row of a draft only": Bug(
+        StateStore,
+        "commit",
+        "self._held[chunk.request].append(held)",
+        "self._held[chunk.request] = [held]",
+        lambda: _ACCEPTED(),
+    ),
+    "give the rows of a draft the states of other sequences": Bug(
+        Group, "begin", "array[-self.batch :]", "array[: self.batch]", lambda: _ACCEPTED()
+    ),
+    "mix up the rows of several drafts": Bug(
+        state_groups,
+        "order_of_rows",
+        "order[row] = index",
+        "order[index] = row",
+        lambda: test_states.test_outputs_of_groups_go_back_to_the_rows_of_the_step(),
+    ),
+    "take the snapshot of a boundary after a later row": Bug(
+        state_groups,
+        "_kept_at_ends",
+        "position == part.end",
+        "position <= part.end",
+        lambda: test_states.test_a_snapshot_within_a_draft_is_that_of_its_row(),
+    ),
+    "keep the snapshot of a rejected token": Bug(
+        StateSlots,
+        "commit",
+        "chunk.draft and position > chunk.request.num_computed",
+        "False",
+        test_drafts_over_states.test_every_boundary_within_a_draft_is_kept_up_to_the_last_accepted_token,
+    ),
+    "take no snapshot where a draft goes past a boundary": Bug(
+        StateSlots,
+        "plan",
+        "chunk.end % self._pool.page_size >= chunk.length",
+        "chunk.end % self._pool.page_size > 0",
+        test_drafts_over_states.test_every_boundary_within_a_draft_is_kept_up_to_the_last_accepted_token,
+    ),
+    "draft without slots": Bug(
+        StateSlots,
+        "_num_held",
+        "+ self._drafts.num_slots",
+        "+ 0",
+        test_drafts_over_states.test_a_draft_is_cut_to_the_slots_that_no_one_needs,
+    ),
+    "forget the states that a step begins with": Bug(
+        DraftStates,
+        "advance",
+        "self._passed[request] = self._kept.pop(request)",
+        "self.num_slots -= self._kept.pop(request)",
+        lambda: (
+            test_drafts_over_states.test_states_of_a_draft_have_slots_until_the_step_after_it_is_read()
+        ),
+    ),
+    "count no snapshot but one": Bug(
+        draft_states,
+        "num_needed",
+        "max(0, num_boundaries - 1)",
+        "0",
+        lambda: (
+            test_drafts_over_states.test_a_draft_needs_a_slot_for_each_token_and_for_all_boundaries_but_one()
+        ),
+    ),
+    "keep the slots of an ended request's draft": Bug(
+        StateSlots,
+        "stop",
+        "self._drafts.end(request)",
+        "pass",
+        test_drafts_over_states.test_slots_are_given_back_with_the_request,
+    ),
+    "drop the states of running conversations for drafts": Bug(
+        StateSlots,
+        "take_draft",
+        "PROMPT_STATES * len(self._running)",
+        "0",
+        test_drafts_over_states.test_a_draft_is_cut_to_the_slots_that_no_one_needs,
+    ),
+    "drop protected states for drafts": Bug(
+        StateEnds,
+        "make_room_for_drafts",
+        "Worth.USUAL",
+        "Worth.PINNED",
+        test_drafts_over_states.test_a_draft_drops_no_protected_state,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_a_test_finds_the_bug_of_drafts_over_states(
+    name: str, request: pytest.FixtureRequest
+) -> None:
+    FOUND[name].check_found(request, (AssertionError,))

@@ -1,0 +1,156 @@
+"""Drafts over recurrent states, right and wrong ones, give the tokens of undrafted decode."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+import pytest
+from mlx.utils import tree_flatten
+
+from mlxserve import LLM, SamplingParams
+from tests.conftest import STATEFUL
+from tests.model import coverage
+from tests.model.small_models import build
+from tests.oracle import MAX_TOKENS, Oracle
+from tests.together import begun_together
+
+NUM_TOKENS = 40  # of an answer
+PAGE = 16
+GREEDY = SamplingParams(max_tokens=NUM_TOKENS, temperature=0, ignore_eos=True)
+SEEDED = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.8, top_p=0.9, seed=3, ignore_eos=True)
+OPTIONS: dict[str, Any] = {
+    "page_size": PAGE,
+    "num_pages": 200,
+    "num_state_slots": 80,
+    "disable_log_stats": True,
+}
+DRAFTED = {**OPTIONS, "speculative_tokens": MAX_TOKENS}
+
+ARCHITECTURES = (
+    *("falcon_h1", "gear", "granitemoehybrid", "jamba", "kimi_linear", "lfm2", "mamba", "mamba2"),
+    *("nemotron_h", "qwen3_5", "qwen3_next", "rwkv7"),
+)
+Tokens = tuple[int, ...]
+Prompts = Sequence[Sequence[int]]
+
+_DRAW = random.Random(7)
+_SHARED = [_DRAW.randrange(400) for _ in range(40)]
+PROMPTS = [
+    _SHARED[: 40 if number % 2 else 20] + [_DRAW.randrange(400) for _ in range(5 + 4 * number)]
+    for number in range(4)
+]
+
+
+def answers(llm: LLM, prompts: Prompts, params: SamplingParams) -> list[Tokens]:
+    """Of prompts that run together."""
+    with begun_together(len(prompts)):
+        outputs = llm.generate([list(prompt) for prompt in prompts], params, use_tqdm=False)
+    llm.check()
+    return [output.token_ids for output in outputs]
+
+
+def next_turns(found: Sequence[Tokens]) -> Prompts:
+    return [[*prompt, *answer, 7, 8, 9] for prompt, answer in zip(PROMPTS, found, strict=True)]
+
+
+def write(folder: Path, name: str, write_model: Callable[..., Path]) -> Path:
+    """Write a small model of this architecture."""
+    if name in STATEFUL:
+        return write_model(folder, name)
+    mx.random.seed(5)
+    model, config = build(name, coverage.rows("mlx-lm")[name]["config"])
+    write_model(folder, "lfm2")  # its tokenizer
+    (folder / "config.json").write_text(json.dumps(config))
+    weights = dict(tree_flatten(model.parameters()))
+    mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
+    return folder
+
+
+class Expected(NamedTuple):
+    """Undrafted decode of prompts that run together, and of the next turns after them."""
+
+    answers: list[Tokens]
+    next_answers: list[Tokens]
+    num_cached: list[int]  # tokens of each next turn
+
+
+def undrafted(folder: Path, params: SamplingParams) -> Expected:
+    with LLM(str(folder), **OPTIONS) as llm:
+        found = answers(llm, PROMPTS, params)
+        outputs = llm.generate(next_turns(found), params, use_tqdm=False)
+    next_answers = [output.token_ids for output in outputs]
+    return Expected(found, next_answers, [output.usage.cached_tokens for output in outputs])
+
+
+@contextmanager
+def oracle_of(folder: Path, params: SamplingParams) -> Iterator[Expected]:
+    """Let engines draft from the answers of undrafted decode, mostly."""
+    expected = undrafted(folder, params)
+    oracle = Oracle()
+    oracle.learn_answers(PROMPTS, params.seed, expected.answers)
+    turns = next_turns(expected.answers)
+    oracle.learn_answers(turns, params.seed, expected.next_answers)
+    with oracle.drafting():
+        yield expected
+    numbers = oracle.accepted
+    assert any(0 < accepted < drafted for drafted, accepted in numbers), "partly right"
+    assert any(accepted == 0 for _, accepted in numbers), "wrong at once"
+    assert any(accepted == drafted > 3 for drafted, accepted in numbers), "right"
+
+
+@pytest.mark.parametrize(
+    "params", [pytest.param(GREEDY, marks=pytest.mark.slow), SEEDED], ids=["greedy", "top-p"]
+)
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name == "qwen3_next" else pytest.param(name, marks=pytest.mark.slow)
+        for name in ARCHITECTURES
+    ],
+)
+def test_tokens_are_those_of_undrafted_decode(
+    name: str, params: SamplingParams, write_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder = write(tmp_path, name, write_model)
+    sizes = {"max_num_seqs": 3, "max_num_batched_tokens": 48}
+    with oracle_of(folder, params) as expected, LLM(str(folder), **DRAFTED, **sizes) as llm:
+        alone = [answers(llm, [prompt], params)[0] for prompt in PROMPTS]
+        assert alone == expected.answers, "alone"
+        assert llm.reset_prefix_cache()
+        assert answers(llm, PROMPTS, params) == expected.answers, "staggered"
+        outputs = llm.generate(next_turns(expected.answers), params, use_tqdm=False)
+        assert [output.token_ids for output in outputs] == expected.next_answers, "next turns"
+        assert [output.usage.cached_tokens for output in outputs] == expected.num_cached
+        llm.resize_cache(80)
+        assert answers(llm, PROMPTS, params) == expected.answers, "resized"
+        assert llm.stats().states.num_restored > 0
+        assert llm.stats().scheduler.accepted_tokens > 100
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["recompute", "swap"])
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_tokens_are_the_same_where_pages_are_short_and_after_a_restart(
+    name: str, mode: str, write_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder = write(tmp_path, name, write_model)
+    disk: dict[str, Any] = {}
+    if mode == "swap":
+        disk = {"disk_cache_dir": str(tmp_path / "disk"), "disk_cache_size": 0.1}
+    sizes = {"num_pages": 13, "num_state_slots": 40, "preemption_mode": mode, "growth_pages": 0}
+    with oracle_of(folder, SEEDED) as expected:
+        with LLM(str(folder), **{**DRAFTED, **sizes, **disk}) as llm:
+            assert answers(llm, PROMPTS, SEEDED) == expected.answers
+            assert llm.stats().scheduler.num_preemptions > 0
+        for _ in range(2 if disk else 0):
+            with LLM(str(folder), **{**DRAFTED, **disk}) as llm:
+                turns = next_turns(expected.answers)
+                assert answers(llm, turns, SEEDED) == expected.next_answers
+                num_restored = llm.stats().scheduler.restored_tokens
+        assert not disk or num_restored > 0, "from disk"
