@@ -12,7 +12,7 @@ from typing import Any
 from mlxserve.cache.kinds.kind import EndKind
 from mlxserve.cache.kinds.state_slots import StateSlots
 from mlxserve.cache.kinds.window_pages import WindowPages
-from mlxserve.cache.kv import KVPool
+from mlxserve.cache.kv import Backends, KVPool
 from mlxserve.cache.pages import PagePool
 from mlxserve.cache.pool_memory import PoolMemory
 from mlxserve.cache.window_kv import WindowKV, pools_of
@@ -49,6 +49,7 @@ from mlxserve.model.drafting.load import load_draft_model
 from mlxserve.model.load import LoadedModel
 from mlxserve.model.load_check import try_first
 from mlxserve.model.rank_group import RankGroup
+from mlxserve.model.row_speeds import measure_rows
 from mlxserve.model.runner import ModelRunner
 from mlxserve.model.sizing import (
     default_step_budget,
@@ -61,7 +62,9 @@ from mlxserve.model.step_peak import StepPeak, measure_step
 from mlxserve.model.window_group import WindowGroup, window_group
 from mlxserve.model.work import forward_work
 from mlxserve.model.workers import Workers
-from mlxserve.scheduler.drafts import DeviceDrafts
+from mlxserve.scheduler.draft_controller import DraftController
+from mlxserve.scheduler.drafts import DeviceDrafts, Drafts, LookupDrafts
+from mlxserve.scheduler.row_times import RowTimes
 from mlxserve.scheduler.scheduler import Scheduler
 from mlxserve.system import machine, metal_memory
 from mlxserve.system.metal_memory import ModelShare
@@ -234,9 +237,13 @@ def build_engine(
     assert config.num_pages is not None
     pool = PagePool(config.num_pages, config.page_size, config.hot_after_hits, part.first_pages)
     ends = _ends(config, part, pool)
-    pace = pace or _pace(config, loaded, part.step)
+    times = timed_rows(config, part)
+    pace = pace or _pace(config, loaded, part.step, times)
     disk = _disk(config, files, part, pace)
-    drafts = None if part.drafter is None else DeviceDrafts(config.max_draft)
+    drafts: Drafts | None = None
+    if times is not None:
+        source = LookupDrafts if part.drafter is None else DeviceDrafts
+        drafts = source(config.max_draft, DraftController(times))
     scheduler = Scheduler(config.scheduler, pool, disk, drafts, ends=ends, memory=part.shared)
     log.info(
         "%s is loaded: KV cache %d tokens in %d pages of %d (%.1f MiB, now %.1f), context %d, "
@@ -300,6 +307,20 @@ def _ends(config: EngineConfig, part: EnginePart, pool: PagePool) -> list[EndKin
     return ends
 
 
+def timed_rows(config: EngineConfig, part: EnginePart) -> RowTimes | None:
+    """Measure what rows of drafts cost; None where nothing is ever drafted.
+
+    Steps of recurrent states are not measured before there are some: what is assumed is corrected by the first ones.
+    """
+    if not config.max_draft:
+        return None
+    has_calls = part.drafter is not None
+    if part.loaded.has_states:
+        return RowTimes(has_calls=has_calls)
+    table = measure_rows(part.loaded, part.backends, config.page_size)
+    return RowTimes(table, has_calls=has_calls)
+
+
 @dataclass(frozen=True, slots=True)
 class EnginePart:
     """The part of an engine that every rank builds, over its part of the model.
@@ -330,6 +351,13 @@ class EnginePart:
     shared: PoolMemory | None = None
     drafter: DraftModel | None = None
     draft_files: ModelFiles | None = None
+
+    @property
+    def backends(self) -> Backends:
+        """What computes the attention of each layer."""
+        if self.windows is None:
+            return self.kv.backends
+        return tuple(self.pools[windowed].backends[at] for windowed, at in self.windows.places)
 
     @property
     def pools(self) -> tuple[KVPool, ...]:
@@ -498,12 +526,14 @@ def _share_memory(
     return metal_memory.METAL_MEMORY.add(fixed, step.planned, config.wired_limit)
 
 
-def _pace(config: EngineConfig, loaded: LoadedModel, step: StepPeak | None) -> StepTimeModel:
+def _pace(
+    config: EngineConfig, loaded: LoadedModel, step: StepPeak | None, times: RowTimes | None
+) -> StepTimeModel:
     """`step`: as measured on Metal, where macOS ends what runs for seconds; a CPU has no limit."""
     if step is None:
-        return StepTimeModel(config.itl_target)
+        return StepTimeModel(config.itl_target, row_times=times)
     forward = forward_work(loaded)
-    pace = StepTimeModel(config.itl_target, forward)
+    pace = StepTimeModel(config.itl_target, forward, times)
     pace.learn_speed(forward.of_chunk(step.start, step.num_measured), step.seconds)
     return pace
 

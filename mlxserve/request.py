@@ -237,6 +237,7 @@ class LiveRequest:
     is_drafting: bool = False  # an unread step verifies a draft: how far it gets is not known
     num_drafted: int = 0
     num_accepted: int = 0  # drafted tokens that were accepted
+    accepted_at: list[int] = field(default_factory=list)  # of these, by position in their drafts
     has_resumed: bool = False  # it lost its pages once, and began again
     state: RequestState = RequestState.WAITING
     finish_reason: FinishReason | None = None
@@ -351,10 +352,14 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True)
 class SpeculationReport:
-    """Counts of drafted tokens for an answer so far."""
+    """Counts of drafted tokens for an answer so far.
+
+    accepted_at: accepted tokens by their position in drafts, as many as positions that had any
+    """
 
     num_drafted: int
     num_accepted: int
+    accepted_at: tuple[int, ...] = ()
 
 
 class Output(NamedTuple):

@@ -40,6 +40,14 @@ from tests.suites import pytest_ignore_collect as pytest_ignore_collect
 import_mlx_lm()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def untimed_drafts() -> Iterator[None]:
+    """Let no engine of this process measure what rows take: drafts are then a function of the calls made."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("mlxserve.build.timed_rows", lambda *_: None)
+        yield
+
+
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """One more than cores, which would idle while tests wait for processes, deadlines and screens."""
     return (os.cpu_count() or 1) + 1

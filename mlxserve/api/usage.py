@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from mlxserve.request import CacheReport, SpeculationReport
@@ -50,7 +51,9 @@ def _together(reports: Sequence[SpeculationReport | None]) -> SpeculationReport 
     if not known:
         return None
     return SpeculationReport(
-        sum(report.num_drafted for report in known), sum(report.num_accepted for report in known)
+        sum(report.num_drafted for report in known),
+        sum(report.num_accepted for report in known),
+        tuple(map(sum, zip_longest(*(report.accepted_at for report in known), fillvalue=0))),
     )
 
 
@@ -61,6 +64,7 @@ def reports(tokens: Tokens) -> dict[str, Any]:
         members["speculation"] = {
             "drafted_tokens": speculation.num_drafted,
             "accepted_tokens": speculation.num_accepted,
+            "accepted_by_position": list(speculation.accepted_at),
         }
     return members
 

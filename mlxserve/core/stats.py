@@ -190,6 +190,9 @@ class SchedulerStats(StatsGroup):
             "Requests preempted so often that others of their priority are preempted first from then on."
         ),
     ] = 0
+    num_drafts: Annotated[
+        int, counter("Drafts that the model has verified.", "spec_decode_num_drafts")
+    ] = 0
     drafted_tokens: Annotated[
         int,
         counter("Tokens guessed for the model to verify.", "spec_decode_num_draft_tokens"),
@@ -197,6 +200,14 @@ class SchedulerStats(StatsGroup):
     accepted_tokens: Annotated[
         int, counter("Of these, tokens that were right.", "spec_decode_num_accepted_tokens")
     ] = 0
+    accepted_at: Annotated[
+        Counter[str],
+        counter(
+            "Of these, by their position in a draft.",
+            "spec_decode_num_accepted_tokens_per_pos",
+            label="position",
+        ),
+    ] = field(default_factory=Counter)
     rebound_pages: Annotated[
         int, counter("Pages released in favour of another request's page with the same content.")
     ] = 0

@@ -187,6 +187,7 @@ class Engine:
 
     def _wait(self) -> None:
         """Wait a moment for the disk or for a guide's mask, as nothing can be computed."""
+        self._timer.idle()
         self._transfers.wait()
         if (guide := self._scheduler.roster.awaited_guide()) is not None:
             guide.wait(_GUIDE_SECONDS)
@@ -219,7 +220,7 @@ class Engine:
 
     def _budget(self) -> int | None:
         """Prompt tokens of the next step. What the last plan samples will decode in it."""
-        num_decodes = sum(chunk.samples for chunk in self._last_plan)
+        num_decodes = sum(chunk.samples + len(chunk.draft) for chunk in self._last_plan)
         context = max((c.end for c in self._last_plan if not c.samples), default=0)
         return self._pace.budget(num_decodes, context)
 
@@ -231,7 +232,7 @@ class Engine:
             sampled = self._runner.collect(unread)
             seconds = self._timer.read(self._clock())
             if seconds is not None:
-                self._pace.observe(unread.chunks, seconds)
+                self._pace.observe(unread.chunks, seconds, self._timer.waited)
         if launched is not None:
             self._timer.launched(self._clock())
             self._is_started = False

@@ -88,6 +88,11 @@ class EngineMonitor:
             return pool.states()
         return _stored_states(pool, partial(self._disk.has, kind))
 
+    def _no_draft_reason(self) -> str:
+        drafts = self._scheduler.drafts
+        refusal = None if drafts is None else drafts.controller.refusal
+        return "" if refusal is None else str(refusal)
+
     def snapshot(self) -> Snapshot:
         """Return the current requests and pages. Its time grows with them: not for every step."""
         now = self._clock()
@@ -105,6 +110,7 @@ class EngineMonitor:
             ),
             prefill_rate=self._timeline.prefilled.per_second(now),
             generation_rate=self._timeline.generated.per_second(now),
+            no_draft_reason=self._no_draft_reason(),
         )
 
 

@@ -49,6 +49,7 @@ class Snapshot:
 
     pages: one byte per page, its `PageState`
     window_pages: the same of window pages; empty if layers with a window have no own pool
+    no_draft_reason: why the last step drafted nothing; empty if it did, or nothing ever does
     """
 
     stats: Stats
@@ -59,6 +60,7 @@ class Snapshot:
     prefill_rate: float  # prompt tokens computed per second, over the last seconds
     generation_rate: float  # tokens of answers per second
     window_pages: bytes = b""
+    no_draft_reason: str = ""
 
     def num_pages(self, state: PageState) -> int:
         return self.pages.count(state)

@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 
 from mlxserve.core.forward_work import ForwardWork, WorkBudget
 from mlxserve.request import Chunk
+from mlxserve.scheduler.row_times import RowTimes
 from mlxserve.system.suspend_clock import RUNNING, SHORTEST_PAUSE
 
 _WEIGHT = 0.3  # of the newest measurement in the running average
@@ -42,13 +43,20 @@ _IDLE_PIECE = 0.1
 class StepTimeModel:
     """Learns from steps how many prompt tokens the next one may take."""
 
-    def __init__(self, target: float | None, forward: ForwardWork | None = None) -> None:
+    def __init__(
+        self,
+        target: float | None,
+        forward: ForwardWork | None = None,
+        row_times: RowTimes | None = None,
+    ) -> None:
         """Learn step times.
 
         target: seconds between two tokens of a running answer; None for no limit
         forward: the model's work, if the device ends steps that take too long
+        row_times: told of steps of decodes as well, and asked for theirs; None without drafts
         """
         self.target = target
+        self._row_times = row_times
         self._forward = forward
         self._work_seconds: float | None = None  # seconds of a multiply-add
         self._decode_seconds: dict[int, float] = {}  # by the bit length of the number of decodes
@@ -56,8 +64,11 @@ class StepTimeModel:
             int, float
         ] = {}  # of a prompt's token, by the bit length of the context
 
-    def observe(self, chunks: Sequence[Chunk], seconds: float) -> None:
-        """Learn from a step that took `seconds` on the device."""
+    def observe(self, chunks: Sequence[Chunk], seconds: float, waited: float = 0.0) -> None:
+        """Learn from a step that took `seconds` on the device.
+
+        waited: seconds before them in which the device had nothing to do, while the step was planned
+        """
         prefills = [c for c in chunks if c.start < c.request.prefill_end]
         # The rows of drafts cost as much as other decodes.
         num_decodes = len(chunks) - len(prefills) + sum(len(chunk.draft) for chunk in chunks)
@@ -66,6 +77,11 @@ class StepTimeModel:
             self.learn_speed(work, seconds)
         if not prefills:
             _average(self._decode_seconds, num_decodes.bit_length(), seconds)
+            if self._row_times is not None:
+                # A draft needs the tokens of the step before: the wait for its plan is part of its price.
+                longest = max(len(chunk.draft) for chunk in chunks)
+                waited = waited if longest else 0.0
+                self._row_times.observe(num_decodes, seconds + waited, longest)
             return
         num_tokens = sum(chunk.length for chunk in prefills)
         others = self._decode_time(num_decodes) if num_decodes else 0.0
@@ -77,7 +93,7 @@ class StepTimeModel:
     def budget(self, num_decodes: int, context: int) -> int | None:
         """Return the prompt tokens that fit into the next step; None for no limit.
 
-        num_decodes: requests that decode in it
+        num_decodes: requests that decode in it, and tokens of their drafts
         context: the longest prompt's position
         """
         if self.target is None or num_decodes == 0 or not self._token_seconds:
@@ -109,6 +125,10 @@ class StepTimeModel:
     def _decode_time(self, num_decodes: int) -> float:
         if not self._decode_seconds:
             return 0.0
+        if self._row_times is not None:
+            seconds = self._row_times.seconds(num_decodes)
+            if seconds is not None:
+                return seconds
         return _nearest(self._decode_seconds, num_decodes.bit_length())
 
 
@@ -148,6 +168,8 @@ class StepTimer:
 
     launched n ──── launched n+1 ──── read n ─────────── read n+1
     └──────────── n ────────────────┘ └────── n+1 ──────┘
+
+    If n is read before n+1 is planned, the device waits for the plan: `waited`.
     """
 
     def __init__(self, was_paused: Callable[[float], bool] = RUNNING.was_paused) -> None:
@@ -160,9 +182,17 @@ class StepTimer:
         self._launched = 0.0  # launch time of the unread step
         self._last_read = 0.0
         self._is_disturbed = False
+        self._was_idle = True  # since the last read
+        self.waited = 0.0  # seconds from the last read to the launch of the unread step
 
     def launched(self, now: float) -> None:
         self._launched = now
+        self.waited = 0.0 if self._was_idle else now - self._last_read
+        self._was_idle = False
+
+    def idle(self) -> None:
+        """Note that nothing could be planned: the time until the next launch is nobody's."""
+        self._was_idle = True
 
     def disturb(self) -> None:
         """Skip the next measurement: the device did other work as well."""

@@ -135,6 +135,8 @@ class Commit:
         request.num_computed += num_accepted
         request.num_drafted += num_drafted
         request.num_accepted += num_accepted
+        self._stats.num_drafts += 1
+        _count_by_position(request, self._stats, num_accepted)
         self._stats.drafted_tokens += num_drafted
         self._stats.accepted_tokens += num_accepted
         if taken:
@@ -191,7 +193,9 @@ class Commit:
         """Return an output; `num_outputs` counts the tokens of the answer up to this one."""
         speculation = None
         if self._drafts is not None:
-            speculation = SpeculationReport(request.num_drafted, request.num_accepted)
+            speculation = SpeculationReport(
+                request.num_drafted, request.num_accepted, tuple(request.accepted_at)
+            )
         return Output(
             request.id,
             (result.token_id,) if result else (),
@@ -243,6 +247,14 @@ class Commit:
         if cache.serves(fork):
             self._stats.prefix_queries += fork.num_prompt
             self._stats.prefix_hits += fork.num_cached
+
+
+def _count_by_position(request: LiveRequest, stats: SchedulerStats, num_accepted: int) -> None:
+    counts = request.accepted_at
+    counts += [0] * (num_accepted - len(counts))
+    for position in range(num_accepted):
+        counts[position] += 1
+        stats.accepted_at[str(position)] += 1
 
 
 def _is_in_loop(request: LiveRequest) -> bool:

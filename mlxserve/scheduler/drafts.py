@@ -9,71 +9,38 @@
 An answer that copies from its prompt or from itself says what comes next: the tokens that followed
 the last time. The scheduler has a decode compute them in the same forward, and the model samples
 after each of them; those that it samples itself are accepted. The idea is A. Saxena's, "Prompt
-Lookup Decoding" (2023).
+Lookup Decoding" (2023). How many of them a step computes is `DraftController`'s to choose.
 """
-
-# ruff: noqa: B027 (a source overrides what concerns it)
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping
 from itertools import takewhile
-from typing import Protocol
 
 from mlxserve.request import GUESS, LiveRequest, TokenIds
-
-# A forward of few rows waits for weights, so that more rows cost little. On a 2-core x86 machine with
-# the embedded model drafts (of which 8 in 10 were accepted) made one answer 1.5 to 2.8 times as fast
-# by CPU time, 2 together 1.3 to 1.4, 4 together 0.9 to 1.0 and 8 together 0.6 to 1.2. Not measured on
-# a GPU.
-MAX_DECODES = 2
-MAX_ROWS = 16  # of a step's decodes and drafts
-# The same where a drafter guesses, which guesses more than text that was seen before. On Macs since the M3
-# a small product reads the weights once for each five rows, and from 13 to 32 rows about as often as for 12.
-MAX_GUESSED_DECODES = 8
-MAX_GUESSED_ROWS = 32
+from mlxserve.scheduler.draft_controller import DraftController
 
 _GRAM = 3  # tokens that are looked up
 _FIRST_DRAFT = 4  # tokens
+_LONGEST_DRAFT = 32
 _LONGEST_CONTEXT = 24  # tokens that are compared at most
 _INDEXED_AT_ONCE = 4096  # tokens: about a millisecond
 _BITS = 21  # of a token id in a key; vocabularies have up to 2**18 tokens
 
 
-class DraftLengths(Protocol):
-    """Decides how many tokens the decodes of a step draft."""
-
-    def choose(self, decodes: Sequence[LiveRequest], num_rows: int) -> Sequence[int]:
-        """Return the maximum draft of each of these decodes.
-
-        May be called more than once for a step, and first where it is decided whether a step is read early.
-
-        num_rows: of all decodes in the step, including those that cannot draft
-        """
-
-
-class FixedLengths:
-    """Drafts of `max_tokens` for few decodes, and none for more of them."""
+class Drafts(ABC):
+    """The drafts of all requests of a scheduler, from one source, of at most `max_tokens` tokens each."""
 
     def __init__(
-        self, max_tokens: int, max_decodes: int = MAX_DECODES, max_rows: int = MAX_ROWS
+        self, max_tokens: int, controller: DraftController[LiveRequest] | None = None
     ) -> None:
+        """Begin without requests.
+
+        controller: chooses among the drafts; by default one that nobody tells the time
+        """
+        self.controller = DraftController() if controller is None else controller
         self._max_tokens = max_tokens
-        self._max_decodes = max_decodes
-        self._max_rows = max_rows
-
-    def choose(self, decodes: Sequence[LiveRequest], num_rows: int) -> Sequence[int]:
-        if num_rows > self._max_decodes:
-            return [0] * len(decodes)
-        return [min(self._max_tokens, self._max_rows // max(1, num_rows) - 1)] * len(decodes)
-
-
-class Drafts(ABC):
-    """The drafts of all requests of a scheduler, from one source."""
-
-    def __init__(self, lengths: DraftLengths) -> None:
-        self.lengths = lengths
 
     @abstractmethod
     def expects_draft(self, request: LiveRequest) -> bool:
@@ -83,35 +50,64 @@ class Drafts(ABC):
     def draft(self, request: LiveRequest, max_tokens: int) -> tuple[int, ...]:
         """Return up to `max_tokens` tokens that may follow the known ones; no sampled token is unread."""
 
+    def longest(self, request: LiveRequest) -> int:  # noqa: ARG002 (a source may know less of it)
+        """Return the most tokens of the request's next draft."""
+        return self._max_tokens
+
+    def pays(self, num_decodes: int, requests: Iterable[tuple[LiveRequest, int]]) -> bool:
+        """Return True if it probably pays to read the unread step, so as to draft from its tokens.
+
+        num_decodes: requests that will decode
+        requests: those of them that may draft, each with the most tokens that there is room for
+        """
+        # Each is looked at: a draft that was expected and cannot be made counts as a failure.
+        longest = {
+            request: min(most, self.longest(request))
+            for request, most in requests
+            if self.expects_draft(request)
+        }
+        return self.controller.pays(num_decodes, longest)
+
+    def choose(
+        self, num_decodes: int, drafts: Mapping[LiveRequest, tuple[int, ...]], max_tokens: int
+    ) -> dict[LiveRequest, tuple[int, ...]]:
+        """Return the beginnings of these drafts that are worth their rows: at most `max_tokens` in all."""
+        longest = {request: len(draft) for request, draft in drafts.items()}
+        lengths = self.controller.plan(num_decodes, longest, max_tokens)
+        return {request: drafts[request][:length] for request, length in lengths.items()}
+
     def learn(self, request: LiveRequest, num_drafted: int, num_accepted: int) -> None:
         """Adapt to a draft whose first `num_accepted` tokens the model has accepted."""
+        self.controller.learn(request, num_drafted, num_accepted)
 
     def forget(self, request: LiveRequest) -> None:
         """Drop what is kept of a request that no longer runs."""
+        self.controller.forget(request)
 
     def clear(self) -> None:
         """Drop what is kept of all requests."""
+        self.controller.clear()
 
 
 class DeviceDrafts(Drafts):
-    """Drafts that a drafter makes on the device, of up to `max_tokens` tokens."""
-
-    def __init__(self, max_tokens: int, lengths: DraftLengths | None = None) -> None:
-        super().__init__(lengths or FixedLengths(max_tokens, MAX_GUESSED_DECODES, MAX_GUESSED_ROWS))
+    """Drafts that a drafter makes on the device."""
 
     def expects_draft(self, request: LiveRequest) -> bool:  # noqa: ARG002 (any request has one)
         return True
 
-    def draft(self, request: LiveRequest, max_tokens: int) -> tuple[int, ...]:  # noqa: ARG002
+    def draft(self, request: LiveRequest, max_tokens: int) -> tuple[int, ...]:
         """Return placeholders."""
-        return (GUESS,) * max_tokens
+        return (GUESS,) * min(max_tokens, self.longest(request))
 
 
 class LookupDrafts(Drafts):
-    """Drafts by prompt lookup, of up to `max_tokens` tokens."""
+    """Drafts by prompt lookup."""
 
-    def __init__(self, max_tokens: int, lengths: DraftLengths | None = None) -> None:
-        super().__init__(lengths or FixedLengths(max_tokens))
+    def __init__(
+        self, max_tokens: int, controller: DraftController[LiveRequest] | None = None
+    ) -> None:
+        """The arguments are those of `Drafts`."""
+        super().__init__(max_tokens, controller)
         self._lookups: dict[LiveRequest, Lookup] = {}  # of running requests
 
     @property
@@ -122,17 +118,23 @@ class LookupDrafts(Drafts):
     def expects_draft(self, request: LiveRequest) -> bool:
         return self._lookup(request).expects_draft(request.token_ids)
 
+    def longest(self, request: LiveRequest) -> int:
+        return min(self._max_tokens, self._lookup(request).size)
+
     def draft(self, request: LiveRequest, max_tokens: int) -> tuple[int, ...]:
-        return self._lookup(request).draft(request.token_ids, max_tokens)
+        return self._lookup(request).draft(request.token_ids, min(max_tokens, self._max_tokens))
 
     def learn(self, request: LiveRequest, num_drafted: int, num_accepted: int) -> None:
         self._lookup(request).learn(num_drafted, num_accepted)
+        super().learn(request, num_drafted, num_accepted)
 
     def forget(self, request: LiveRequest) -> None:
         self._lookups.pop(request, None)
+        super().forget(request)
 
     def clear(self) -> None:
         self._lookups.clear()
+        super().clear()
 
     def _lookup(self, request: LiveRequest) -> Lookup:
         if request not in self._lookups:
@@ -151,7 +153,7 @@ class Lookup:
     def __init__(self) -> None:
         self._ends: dict[int, int] = {}  # from a gram to the position of its last token
         self._num_indexed = 0  # positions; never the last one of the text
-        self._size = _FIRST_DRAFT
+        self.size = _FIRST_DRAFT  # most tokens of the next draft
         self._context = _GRAM  # tokens that must match
         self._was_expected = False
 
@@ -171,15 +173,15 @@ class Lookup:
                 self._require_more()  # a step was read early for nothing
             return ()
         period = len(token_ids) - at
-        drawn = (token_ids[at + i % period] for i in range(min(self._size, max_tokens)))
+        drawn = (token_ids[at + i % period] for i in range(min(self.size, max_tokens)))
         return tuple(takewhile(lambda token: token >= 0, drawn))  # no row of an image
 
     def learn(self, num_drafted: int, num_accepted: int) -> None:
         """Adapt the length of drafts and the required match, as `Drafts.learn` says."""
         if num_accepted == num_drafted:
-            self._size = max(self._size, 2 * num_drafted)
+            self.size = min(2 * max(self.size, num_drafted), _LONGEST_DRAFT)
         else:
-            self._size = max(1, num_drafted // 2)
+            self.size = max(1, num_drafted // 2)
         if num_accepted:
             self._context = _GRAM
         else:

@@ -221,36 +221,38 @@ class StepPlanner:
         if any(request.is_drafting for request in running):
             return True
         hopeful = [
-            request
+            (request, num_draftable)
             for request in running
             if _may_draft(request)
             and len(request.token_ids) == request.num_computed
-            and self._num_draftable(request, len(request.token_ids) + 1) > 0
+            and (num_draftable := self._num_draftable(request, len(request.token_ids) + 1)) > 0
         ]
-        lengths = drafts.lengths.choose(hopeful, len(running))
-        drafting = [request for request, num in zip(hopeful, lengths, strict=True) if num > 0]
-        # Each is looked at: a draft that was expected and cannot be made counts as a failure.
-        return sum(map(drafts.expects_draft, drafting)) > 0
+        if not hopeful:
+            return False
+        num_decodes = sum(request.num_computed >= request.prefill_end for request in running)
+        return drafts.pays(num_decodes, hopeful)
 
     def _plan_drafts(self, step: Step, drafts: Drafts) -> None:
-        """Let decodes verify drafts with the rest of the budget."""
-        decodes = [
-            request for request in step.decodes if not request.num_in_flight and _may_draft(request)
-        ]
-        lengths = drafts.lengths.choose(decodes, len(step.decodes))
-        for request, max_tokens in zip(decodes, lengths, strict=True):
+        """Let decodes verify drafts with the rest of the budget, as far as that pays."""
+        if not step.decodes:
+            return
+        possible = {}
+        for request in step.decodes:
             num_known = len(request.token_ids)
-            longest = min(max_tokens, step.budget, self._num_draftable(request, num_known))
-            if max_tokens < 1:
+            if request.num_in_flight or not _may_draft(request):
                 continue
-            draft = drafts.draft(request, longest)
-            draft = draft[: self._num_covered(request, num_known + len(draft)) - num_known]
-            for end in self._tables.ends:
-                draft = draft[: end.take_draft(request, len(draft))]
+            draft = drafts.draft(request, min(step.budget, self._num_draftable(request, num_known)))
             if draft:
-                grown = self._tables.grow(request, num_known + len(draft))
+                possible[request] = draft
+        for request, draft in drafts.choose(len(step.decodes), possible, step.budget).items():
+            num_known = len(request.token_ids)
+            covered = draft[: self._num_covered(request, num_known + len(draft)) - num_known]
+            for end in self._tables.ends:
+                covered = covered[: end.take_draft(request, len(covered))]
+            if covered:
+                grown = self._tables.grow(request, num_known + len(covered))
                 assert grown, "there was room for the draft"
-                step.add_draft(request, draft)
+                step.add_draft(request, covered)
 
     def _num_draftable(self, request: LiveRequest, num_known: int) -> int:
         """Return how many draft tokens leave room for one more that the model samples."""

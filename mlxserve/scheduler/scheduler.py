@@ -88,9 +88,9 @@ class Scheduler:
         self._disk = disk
         self._memory = memory
         self.rules = LimitRules.from_config(config, pool.page_size)
-        self._drafts: Drafts | None = None
+        self.drafts: Drafts | None = None  # to read; only the planner and the commit change it
         if drafts or config.speculative_tokens:
-            self._drafts = drafts or LookupDrafts(config.speculative_tokens or 0)
+            self.drafts = drafts or LookupDrafts(config.speculative_tokens or 0)
         self.num_steps = 0  # planned, empty ones included
         self._stats = SchedulerStats()
         self._num_arrivals = 0
@@ -105,8 +105,8 @@ class Scheduler:
     ) -> None:
         """Create all parts anew, without requests; `prefixes` are named ones to compute again."""
         config, stats = self.config, self._stats
-        if self._drafts is not None:
-            self._drafts.clear()
+        if self.drafts is not None:
+            self.drafts.clear()
         self.pool = pool  # to read; only the page tables change it
         self.page_tables = tables = PageTables(config, pool, stats, self._disk, ends)
         roster = Roster(config, stats)
@@ -115,14 +115,14 @@ class Scheduler:
         self.moves = Moves(tables, roster, stats)
         self.preemption = preemption = Preemption(config, tables, roster, stats)
         self.planner = StepPlanner(
-            config, self.rules, tables, roster, preemption, self._drafts, stats
+            config, self.rules, tables, roster, preemption, self.drafts, stats
         )
         self.planner.admission.max_running = self._max_running
         if self._memory is not None:
             admission = self.planner.admission
             self.planner.balance = Balance(self._memory, tables, roster, admission)
             self.moves.balance = self.planner.balance
-        self._commit = Commit(tables, roster, self.planner.admission, self._drafts, stats)
+        self._commit = Commit(tables, roster, self.planner.admission, self.drafts, stats)
 
     @property
     def max_model_len(self) -> int:
@@ -229,7 +229,7 @@ class Scheduler:
             return True
         if self.roster.waiting.num_queued and self.planner.urgency.wants_read(self.num_steps + 1):
             return True
-        return self._drafts is not None and self.planner.wants_read(self._drafts)
+        return self.drafts is not None and self.planner.wants_read(self.drafts)
 
     def schedule(
         self, prefill_budget: int | None = None, work: WorkBudget | None = None

@@ -43,6 +43,36 @@ def test_an_answer_that_copies_says_how_much_was_drafted(client: TestClient) -> 
     speculation = usage["speculation"]
     assert 0 < speculation["accepted_tokens"] <= speculation["drafted_tokens"]
     assert speculation["accepted_tokens"] < usage["completion_tokens"] == 60
+    by_position = speculation["accepted_by_position"]
+    assert sum(by_position) == speculation["accepted_tokens"]
+    assert by_position == sorted(by_position, reverse=True)
+    assert by_position[-1] > 0
+
+
+def test_the_same_is_counted_under_the_names_of_vllm(client: TestClient) -> None:
+    post(client, COMPLETIONS, {**BODY, "ignore_eos": True})
+    lines = dict(line.rsplit(" ", 1) for line in client.get("/metrics").text.splitlines())
+    label = f'{{model_name="{MODEL_NAME}"}}'
+    names = "num_drafts", "num_draft_tokens", "num_accepted_tokens"
+    drafts, drafted, accepted = (
+        float(lines[f"mlxserve:spec_decode_{name}_total{label}"]) for name in names
+    )
+    assert 0 < drafts <= drafted
+    assert 0 < accepted <= drafted
+    positions = [
+        float(value)
+        for name, value in lines.items()
+        if name.startswith("mlxserve:spec_decode_num_accepted_tokens_per_pos_total{")
+    ]
+    assert sum(positions) == accepted
+    assert max(positions) <= drafts
+
+
+def test_the_statistics_say_why_nothing_is_drafted(client: TestClient) -> None:
+    post(client, COMPLETIONS, {**BODY, "ignore_eos": True})
+    shown = client.get("/api/v1/kv/stats").json()["speculation"]
+    assert shown["accepted_tokens"] > 0
+    assert shown["reason"] is None
 
 
 def test_a_stream_says_the_same_at_its_end(client: TestClient) -> None:
@@ -59,6 +89,8 @@ def test_answers_to_one_request_are_added_up(client: TestClient) -> None:
     one, two = post(client, COMPLETIONS, body), post(client, COMPLETIONS, {**body, "n": 2})
     assert two["completion_tokens"] == 2 * one["completion_tokens"]
     assert two["speculation"]["accepted_tokens"] > one["speculation"]["accepted_tokens"]
+    by_position = two["speculation"]["accepted_by_position"]
+    assert sum(by_position) == two["speculation"]["accepted_tokens"]
 
 
 @pytest.mark.parametrize(
@@ -71,7 +103,7 @@ def test_answers_to_one_request_are_added_up(client: TestClient) -> None:
 )
 def test_every_dialect_has_it(client: TestClient, path: str, body: dict[str, Any]) -> None:
     speculation = post(client, path, {"model": MODEL_NAME, "temperature": 0, **body})["speculation"]
-    assert speculation.keys() == {"drafted_tokens", "accepted_tokens"}
+    assert speculation.keys() == {"drafted_tokens", "accepted_tokens", "accepted_by_position"}
 
 
 def test_a_server_without_drafts_has_none(real_chat: Any) -> None:

@@ -8,6 +8,7 @@ from mlxserve.core.forward_work import ForwardWork
 from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.engine.step_time_model import EmbeddingTimeModel, StepTimeModel, StepTimer
 from mlxserve.request import Chunk, LiveRequest, Request, as_page_table
+from mlxserve.scheduler.row_times import RowTimes
 
 
 def decode(start: int = 100) -> Chunk:
@@ -219,3 +220,63 @@ def test_steps_come_close_to_a_second_where_attention_is_slower_than_believed() 
         start += rows
     assert max(seconds[:1]) < 4.1
     assert 0.8 < seconds[-1] < 1.2
+
+
+def drafted(num_tokens: int) -> Chunk:
+    chunk = decode()
+    return chunk._replace(length=1 + num_tokens, draft=(7,) * num_tokens)
+
+
+def test_steps_of_decodes_tell_what_their_rows_take() -> None:
+    times = RowTimes()
+    pace = StepTimeModel(0.1, row_times=times)
+    for _ in range(3):
+        pace.observe([decode(), decode()], 0.02)
+        pace.observe([decode(), drafted(3)], 0.03)
+        pace.observe([drafted(9), prefill(0, 64)], 0.5)  # a prompt's time is not that of rows
+    assert times.seconds(2) == pytest.approx(0.02, rel=0.1)
+    assert times.seconds(5) == pytest.approx(0.03, rel=0.1)
+    assert not times.is_known(74)
+    assert not times.is_known(10)
+    assert times.num_drafted == 1
+
+
+def test_the_wait_for_a_plan_is_part_of_the_price_of_drafts_alone() -> None:
+    """Without a draft the next plan is made while the step runs."""
+    times = RowTimes()
+    pace = StepTimeModel(0.1, row_times=times)
+    for _ in range(3):
+        pace.observe([decode()], 0.02, 0.01)
+        pace.observe([drafted(3)], 0.02, 0.01)
+    assert times.shape(4) / times.shape(1) == pytest.approx(1.5, rel=0.1)
+
+
+def test_the_budget_of_prompts_knows_the_rows_of_drafts() -> None:
+    """Five rows take longer than six decodes of the same bit length did on average."""
+    times = RowTimes()
+    pace = StepTimeModel(0.1, row_times=times)
+    pace.observe([prefill(0, 512)], 1.0)  # 512 tokens a second
+    for _ in range(4):
+        pace.observe([decode()] * 6, 0.02)
+        pace.observe([drafted(4)], 0.04)
+    assert pace.budget(num_decodes=5, context=0) == pytest.approx(0.06 * 512, rel=0.1)
+    assert pace.budget(num_decodes=6, context=0) == pytest.approx(0.08 * 512, rel=0.1)
+    assert pace.budget(num_decodes=7, context=0) == pytest.approx(0.07 * 512, rel=0.2)
+
+
+def test_the_wait_for_a_launch_is_measured_since_the_last_read_unless_nothing_could_be_planned() -> (
+    None
+):
+    timer = StepTimer()
+    timer.launched(1.0)  # the first one: nothing was read before
+    assert timer.waited == 0
+    timer.read(2.0)
+    timer.launched(2.5)
+    assert timer.waited == 0.5
+    timer.read(3.0)
+    timer.idle()
+    timer.launched(9.0)
+    assert timer.waited == 0
+    timer.read(9.5)
+    timer.launched(9.75)
+    assert timer.waited == 0.25

@@ -352,12 +352,12 @@ FOUND_BY_CLAIM: dict[str, Bug] = {
         "pass",
         lambda _: test_drafts.test_nothing_is_kept_of_requests_that_ended(),
     ),
-    "drafts beside many decodes": Bug(
+    "a decode's draft is chosen as if it were alone": Bug(
         StepPlanner,
         "_plan_drafts",
-        "drafts.lengths.choose(decodes, len(step.decodes))",
-        "drafts.lengths.choose(decodes, 1)",
-        test_drafts.test_no_draft_is_made_beside_many_decodes_though_no_step_is_unread,
+        "drafts.choose(len(step.decodes), possible, step.budget)",
+        "drafts.choose(1, possible, step.budget)",
+        test_drafts.test_all_answers_share_the_rows_that_are_cheap,
     ),
     "drafts of guided answers": Bug(
         planner,

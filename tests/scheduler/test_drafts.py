@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -11,8 +12,9 @@ from mlxserve.cache.pages import PagePool
 from mlxserve.core.config import SchedulerConfig
 from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.request import GUESS, FinishReason, Request, Sampled, as_token_ids
-from mlxserve.scheduler.drafts import MAX_DECODES, MAX_ROWS, Lookup, LookupDrafts
+from mlxserve.scheduler.drafts import Lookup, LookupDrafts
 from mlxserve.scheduler.fairness import DECODE_WEIGHT, PREFILL_WEIGHT
+from mlxserve.scheduler.row_times import RowTimes
 from mlxserve.scheduler.scheduler import Scheduler
 from tests.scheduler.test_scheduler import GuideThatWaits
 
@@ -55,6 +57,16 @@ def test_accepted_drafts_become_longer_and_rejected_ones_shorter() -> None:
     assert sizes == [4, 8, 16, 8]
 
 
+def test_a_draft_that_was_cut_short_and_is_right_grows_all_the_same() -> None:
+    """Else one of whose tokens few are worth their rows would never get to where many are."""
+    lookup, tokens = Lookup(), as_token_ids([*TEXT, *TEXT[:3]])
+    sizes = []
+    for _ in range(4):
+        sizes.append(len(lookup.draft(tokens, 32)))
+        lookup.learn(4, 4)
+    assert sizes == [4, 8, 16, 32]
+
+
 def test_after_a_failure_a_longer_match_is_needed() -> None:
     lookup = Lookup()
     lookup.learn(4, 0)
@@ -93,29 +105,37 @@ def test_a_draft_is_verified_in_one_step_and_only_its_right_tokens_count(
     assert request.num_accepted == stats.accepted_tokens
 
 
-def test_large_batches_have_no_drafts_and_small_ones_share_the_rows(make_engine: Callable) -> None:
+def make_priced(make_engine: Callable, table: dict[int, float], num_requests: int) -> Any:
+    """An engine whose steps take the time of this table, with requests that run together."""
     engine = make_engine(speculative_tokens=16, max_num_seqs=8, num_pages=400)
-    for index in range(MAX_DECODES + 2):
-        engine.add([index, 2, 3], 20 + index % 3 * 10)
-    engine.drain()
-    decodes = [step for step in engine.trace if step and all(start >= 3 for _, start, _ in step)]
-    assert all(sum(length for _, _, length in step) <= max(len(step), MAX_ROWS) for step in decodes)
-    large = [step for step in decodes if len(step) > MAX_DECODES]
-    assert large
-    assert all(length == 1 for step in large for _, _, length in step)
-    assert engine.scheduler.stats().drafted_tokens > 0
-
-
-def test_no_draft_is_made_beside_many_decodes_though_no_step_is_unread(
-    make_engine: Callable,
-) -> None:
-    engine = make_engine(speculative_tokens=8, num_pages=400)
-    for index in range(MAX_DECODES + 1):
+    engine.scheduler.drafts.controller.times = RowTimes(table)
+    for index in range(num_requests):
         engine.add([index, 2, 3], 40)
-    for _ in range(30):
+    return engine
+
+
+def rows_of_decodes(engine: Any) -> set[tuple[int, int]]:
+    """(decodes, rows) of the steps without prompts."""
+    decodes = [step for step in engine.trace if step and all(start >= 3 for _, start, _ in step)]
+    return {(len(step), sum(length for _, _, length in step)) for step in decodes}
+
+
+def test_no_draft_is_made_where_every_row_is_dear(make_engine: Callable) -> None:
+    engine = make_priced(make_engine, {1: 1, 2: 2, 32: 32}, 3)
+    for _ in range(10):  # also where no step is unread
         assert not any(chunk.draft for chunk in engine.launch())
         engine.read()
     engine.drain()
+    assert all(rows == num_decodes for num_decodes, rows in rows_of_decodes(engine))
+
+
+def test_all_answers_share_the_rows_that_are_cheap(make_engine: Callable) -> None:
+    """A sixth row takes as long as eight others."""
+    engine = make_priced(make_engine, {1: 1, 5: 1.05, 6: 9, 32: 9.1}, 4)
+    engine.drain()
+    several = {rows for num_decodes, rows in rows_of_decodes(engine) if num_decodes > 1}
+    assert several
+    assert max(several) == 5
 
 
 def test_a_draft_takes_no_page_of_a_prompt_or_of_other_decodes(make_engine: Callable) -> None:
@@ -146,6 +166,30 @@ def test_accepted_drafts_are_charged_to_their_client(make_engine: Callable) -> N
     own = 3 * PREFILL_WEIGHT + 59 * DECODE_WEIGHT
     assert own <= spent <= own + 2 * PREFILL_WEIGHT + 2 * DECODE_WEIGHT  # the other may have begun
     engine.drain()
+
+
+def test_what_is_accepted_reaches_the_controller(make_engine: Callable) -> None:
+    engine = make_engine(speculative_tokens=8)
+    request = engine.add([1, 2, 3], 60)
+    while request.num_drafted < 9:
+        engine.step()
+    controller = engine.scheduler.drafts.controller
+    assert controller.num_kept == 1
+    engine.drain()
+    assert controller.num_kept == 0
+
+
+def test_accepted_tokens_are_counted_by_their_position(make_engine: Callable) -> None:
+    engine = make_engine(speculative_tokens=8)
+    request = engine.add([1, 2, 3], 90)
+    engine.drain()
+    stats = engine.scheduler.stats()
+    counts = request.accepted_at
+    assert sum(counts) == request.num_accepted == stats.accepted_tokens
+    assert counts == sorted(counts, reverse=True)
+    assert len(counts) > 1
+    assert dict(stats.accepted_at) == {str(at): count for at, count in enumerate(counts)}
+    assert counts[0] <= stats.num_drafts <= stats.drafted_tokens
 
 
 def test_nothing_is_kept_of_requests_that_ended() -> None:

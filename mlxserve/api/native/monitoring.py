@@ -191,6 +191,12 @@ def _kv_stats(snapshot: Snapshot) -> dict[str, Any]:
             "written_today": stats.disk.written_today,
             "read_rate": round(stats.disk.read_rate),
         },
+        "speculation": {
+            "drafts": stats.scheduler.num_drafts,
+            "drafted_tokens": stats.scheduler.drafted_tokens,
+            "accepted_tokens": stats.scheduler.accepted_tokens,
+            "reason": snapshot.no_draft_reason or None,
+        },
         "tokens_per_second": {
             "prefill": round(snapshot.prefill_rate, 2),
             "generation": round(snapshot.generation_rate, 2),

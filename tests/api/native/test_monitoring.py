@@ -131,6 +131,7 @@ def test_statistics_describe_the_cache(client, chat):
             "written_today": 6000,
             "read_rate": 1000,
         },
+        "speculation": {"drafts": 0, "drafted_tokens": 0, "accepted_tokens": 0, "reason": None},
         "tokens_per_second": {"prefill": 12.5, "generation": 3.0},
         "requests": {"running": 1, "waiting": 1},
         "num_preemptions": 1,

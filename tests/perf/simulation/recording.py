@@ -39,8 +39,8 @@ class RecordingTimeModel(StepTimeModel):
         self._file = file
         self._skip = skip
 
-    def observe(self, chunks: Sequence[Chunk], seconds: float) -> None:
-        super().observe(chunks, seconds)
+    def observe(self, chunks: Sequence[Chunk], seconds: float, waited: float = 0.0) -> None:
+        super().observe(chunks, seconds, waited)
         if self._skip:
             self._skip -= 1
             return

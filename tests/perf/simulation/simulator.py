@@ -147,10 +147,10 @@ class JumpingTimeModel(StepTimeModel):
         super().__init__(target)
         self._runner = runner
 
-    def observe(self, chunks: Sequence[Chunk], seconds: float) -> None:
+    def observe(self, chunks: Sequence[Chunk], seconds: float, waited: float = 0.0) -> None:
         step = self._runner.collected
         if step is None or step.length == 1:
-            super().observe(chunks, seconds)
+            super().observe(chunks, seconds, waited)
             return
         for index in range(max(0, step.length - _PACE_MEMORY), step.length):
             super().observe(chunks, step.first + index * step.slope)
