@@ -76,6 +76,7 @@ MIGRATIONS: tuple[str, ...] = (
     """,
     "ALTER TABLE messages ADD COLUMN rounds TEXT NOT NULL DEFAULT '';",
     "ALTER TABLE messages ADD COLUMN images TEXT NOT NULL DEFAULT '';",
+    "ALTER TABLE messages ADD COLUMN accepted_tokens INTEGER;",
 )
 
 

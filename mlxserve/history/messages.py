@@ -44,6 +44,7 @@ class AnswerStats:
     differs_at: int | None = None  # the first token of the prompt that was not cached
     miss: str = ""  # why no more of the prompt was cached; empty: not known
     completion_tokens: int | None = None
+    accepted_tokens: int | None = None  # of the completion, drafted ones; None without drafts
     first_token_seconds: float | None = None  # time from sending to the first text or thinking
     decode_seconds: float | None = None  # time from the first to the last piece
 
@@ -58,6 +59,13 @@ class AnswerStats:
         if self.completion_tokens is None or self.completion_tokens < 2:
             return None
         return (self.completion_tokens - 1) / self.decode_seconds
+
+    @property
+    def tokens_per_step(self) -> float | None:
+        """Tokens that a step of the model yielded; None where each yielded one."""
+        if not self.completion_tokens or not self.accepted_tokens:
+            return None
+        return self.completion_tokens / max(1, self.completion_tokens - self.accepted_tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

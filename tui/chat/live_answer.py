@@ -117,6 +117,7 @@ class LiveAnswer:
             differs_at=self._usage.differs_at,
             miss=self._usage.miss,
             completion_tokens=self._usage.completion_tokens or self._num_pieces or None,
+            accepted_tokens=self._usage.accepted_tokens,
             first_token_seconds=None if self._first is None else self._first - self._started,
             decode_seconds=None
             if self._first is None or self._last is None

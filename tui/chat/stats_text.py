@@ -14,13 +14,15 @@ _ENDINGS = {
 def stats_lines(stats: AnswerStats, *, is_live: bool = False) -> tuple[str, ...]:
     """Format the statistics, longest form first, for decreasing room.
 
-    Such as `42.1 tok/s · first token 0.21 s · cached 1,024 of 1,060 prompt tokens`, as far as
-    known.
+    Such as `42.1 tok/s · 2.4 tokens a step · first token 0.21 s · cached 1,024 of 1,060 prompt
+    tokens`, as far as known.
     """
-    speed = first = prompt = short_prompt = ""
+    speed = drafts = first = prompt = short_prompt = ""
     if stats.tokens_per_second is not None:
         # Until the answer ends, the tokens are estimated from the number of pieces.
         speed = f"{'about ' if is_live else ''}{stats.tokens_per_second:.1f} tok/s"
+    if stats.tokens_per_step is not None:
+        drafts = f"{stats.tokens_per_step:.1f} tokens a step"
     if stats.first_token_seconds is not None:
         first = f"first token {format_seconds(stats.first_token_seconds)}"
     if stats.prompt_tokens is not None:
@@ -29,8 +31,8 @@ def stats_lines(stats: AnswerStats, *, is_live: bool = False) -> tuple[str, ...]
             short_prompt = f"cached {stats.cached_tokens:,} of {stats.prompt_tokens:,}"
             prompt = f"{short_prompt} prompt tokens"
     choices = (
-        (speed, first, prompt),
-        (speed, first, short_prompt),
+        (speed, drafts, first, prompt),
+        (speed, drafts, first, short_prompt),
         (speed, short_prompt),
         (speed,),
     )

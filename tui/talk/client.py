@@ -231,12 +231,14 @@ def _delta_pieces(delta: Mapping[str, Any]) -> list[Piece]:
 def _usage(usage: Mapping[str, Any]) -> UsagePiece:
     details, cache = usage.get("prompt_tokens_details"), usage.get("cache")
     cache = cache if isinstance(cache, dict) else {}
+    drafts = usage.get("speculation")
     return UsagePiece(
         prompt_tokens=_count(usage.get("prompt_tokens")),
         completion_tokens=_count(usage.get("completion_tokens")),
         cached_tokens=_count(details.get("cached_tokens")) if isinstance(details, dict) else None,
         differs_at=_count(cache.get("differs_at")),
         miss=one_line(well_formed(str(cache.get("reason", ""))), 40),
+        accepted_tokens=_count(drafts.get("accepted_tokens")) if isinstance(drafts, dict) else None,
     )
 
 

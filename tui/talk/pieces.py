@@ -39,6 +39,7 @@ class UsagePiece:
     cached_tokens: int | None  # None: the server does not report it
     differs_at: int | None = None  # the first token of the prompt that was not cached
     miss: str = ""  # mlxserve's code for why no more was cached
+    accepted_tokens: int | None = None  # drafted ones; None: nothing is drafted
 
 
 @dataclass(frozen=True, slots=True)

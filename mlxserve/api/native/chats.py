@@ -103,6 +103,7 @@ class StatsFields(StrictModel):
     prompt_tokens: Count | None = None
     cached_tokens: Count | None = None
     completion_tokens: Count | None = None
+    accepted_tokens: Count | None = None
     first_token_seconds: Seconds | None = None
     decode_seconds: Seconds | None = None
 

@@ -23,6 +23,14 @@ def test_the_lines_contain_all_known_statistics() -> None:
     assert stats_lines(stats, is_live=True)[-1] == "about 40.0 tok/s"
 
 
+def test_drafts_are_shown_as_tokens_of_a_step() -> None:
+    stats = AnswerStats(completion_tokens=101, accepted_tokens=59, decode_seconds=2.5)
+    assert stats_lines(stats)[0] == "40.0 tok/s · 2.4 tokens a step"
+    for nothing in (0, None):  # none was right, and nothing was drafted
+        stats = AnswerStats(completion_tokens=101, accepted_tokens=nothing, decode_seconds=2.5)
+        assert stats_lines(stats)[0] == "40.0 tok/s"
+
+
 def test_unknown_statistics_are_left_out() -> None:
     assert set(stats_lines(AnswerStats())) == {""}
     assert stats_lines(AnswerStats(prompt_tokens=12))[0] == "12 prompt tokens"

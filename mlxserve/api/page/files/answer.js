@@ -96,4 +96,5 @@ function note(stats, usage) {
   stats.prompt_tokens = usage.prompt_tokens;
   stats.completion_tokens = usage.completion_tokens;
   stats.cached_tokens = usage.prompt_tokens_details?.cached_tokens ?? 0;
+  stats.accepted_tokens = usage.speculation?.accepted_tokens ?? null;
 }

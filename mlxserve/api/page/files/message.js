@@ -73,9 +73,11 @@ function drawSoon(message) { // together: each redraw that keeps the reader's pl
 function noteOf({ state, error, stats }) {
   if (state === "failed") return "✗ " + visible(error);
   const parts = state in ENDS ? [ENDS[state]] : [];
-  const { prompt_tokens, cached_tokens, completion_tokens, decode_seconds } = stats;
+  const { prompt_tokens, cached_tokens, completion_tokens, accepted_tokens, decode_seconds } = stats;
   if (decode_seconds > MIN_SECONDS && completion_tokens > 1)
     parts.push(((completion_tokens - 1) / decode_seconds).toFixed(1) + " tokens/s");
+  if (accepted_tokens > 0)
+    parts.push((completion_tokens / Math.max(1, completion_tokens - accepted_tokens)).toFixed(1) + " tokens a step");
   if (prompt_tokens != null && cached_tokens != null)
     parts.push(`cached ${count(cached_tokens)} of ${count(prompt_tokens)} prompt tokens`);
   return parts.join(" · ");

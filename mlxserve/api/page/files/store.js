@@ -66,9 +66,9 @@ export const save = (chat, message) => later(chat, async () => {
 const place = (chat, answer) => `${CHATS}/${chat.id}/messages/${answer.id}`;
 
 function content({ text, thinking, state, error, stats, rounds }) {
-  const { prompt_tokens, cached_tokens, completion_tokens, first_token_seconds, decode_seconds } = stats;
+  const { prompt_tokens, cached_tokens, completion_tokens, accepted_tokens, first_token_seconds, decode_seconds } = stats;
   return { text, thinking, state, error: error.slice(0, 1000), rounds,
-    stats: { prompt_tokens, cached_tokens, completion_tokens, first_token_seconds, decode_seconds } };
+    stats: { prompt_tokens, cached_tokens, completion_tokens, accepted_tokens, first_token_seconds, decode_seconds } };
 }
 
 export async function saveAnswer(chat, answer) {
