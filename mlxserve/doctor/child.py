@@ -45,6 +45,7 @@ def model_speeds(task: str, model: str) -> Any:
         "chosen": tasks.chosen,
         "ours": tasks.ours,
         "host": tasks.host,
+        "rows": tasks.rows,
         "theirs": tasks.theirs,
     }
     return functions[task](model)

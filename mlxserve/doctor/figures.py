@@ -49,6 +49,7 @@ def measure(model: str) -> Iterator[Measurement]:
     for name, part in (
         ("attention", _attention),
         ("model", lambda: _of_the_model(model)),
+        ("rows", lambda: _rows(model)),
         ("times", lambda: _times(model)),
         ("command buffers", lambda: _peaks(model)),
     ):
@@ -108,6 +109,17 @@ def _bound_by(ours: Mapping[str, float], theirs: Mapping[str, float], absent: st
         return Measurement(name, "%", None, their_share, f"mlxserve: {absent}")
     bound = "the host" if share >= _BOUND_BY_HOST else "the device"
     return Measurement(f"{name}, which is bound by {bound}", "%", share, their_share)
+
+
+def _rows(model: str) -> Iterator[Measurement]:
+    """Measure steps by their rows, which say whether drafts pay: one of few rows waits for weights."""
+    times, reason = _ask("rows", model)
+    if times is None:
+        yield Measurement("steps by their rows", "ms", absent=reason)
+        return
+    for num_rows, milliseconds in times.items():
+        name = "step of 1 row" if num_rows == "1" else f"step of {num_rows} rows"
+        yield Measurement(name, "ms", milliseconds)
 
 
 def _times(model: str) -> Iterator[Measurement]:

@@ -25,6 +25,7 @@ from mlxserve.engine.engine import Engine
 from mlxserve.hub.files import find_model
 from mlxserve.model.attention import choose_attention
 from mlxserve.model.load import load, read_model
+from mlxserve.model.row_speeds import measure_rows
 from mlxserve.model.runner import ModelRunner
 from mlxserve.model.sizing import default_step_budget
 from mlxserve.model.step_graphs import TIMES_BEFORE
@@ -187,6 +188,15 @@ def host(model: str) -> Figures:
     request = LiveRequest(Request("host", [0] * (at + 1), SamplingParams(temperature=0)))
     chunk = Chunk(request, at, 1, as_page_table(range(num_pages)), samples=True)
     return {"host": _milliseconds(lambda: runner.build([chunk]))}
+
+
+def rows(model: str | None) -> Figures:
+    """Milliseconds of a step by its rows: what the rows of drafts cost on this machine."""
+    memory = machine.memory()
+    loaded = load(find_model(model), is_metal=machine.is_metal(), memory_limit=memory.working_set)
+    loaded, backends, _ = choose_attention("auto", loaded)
+    table = measure_rows(loaded, backends, _PAGE_SIZE)
+    return {str(num_rows): 1e3 * seconds for num_rows, seconds in table.items()}
 
 
 def _milliseconds(build: Callable[[], object]) -> float:

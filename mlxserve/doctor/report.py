@@ -46,6 +46,7 @@ def diagnose(config: EngineConfig | None = None) -> Iterator[Finding]:
     yield from section("machine", _facts)
     yield from section("kernels", check_kernels)
     yield from section("matmul", lambda: [measure_matmul()])
+    yield from section("rows of a step", lambda: [time_rows(engine)])
     yield from section("self-test", lambda: [self_test(engine)])
 
 
@@ -71,6 +72,15 @@ def measure_matmul() -> Finding:
     gflops = 2 * size**3 / seconds / 1e9
     grade = Grade.OK if gflops >= _SLOW_GFLOPS else Grade.SLOW
     return Finding("matmul", f"{gflops:.0f} GFLOP/s in float32 at {size} x {size}", grade)
+
+
+def time_rows(config: EngineConfig) -> Finding:
+    """Time steps of a few rows: what drafts cost here. Each is of the self-test's model."""
+    from mlxserve.doctor.model_speeds import rows
+    from mlxserve.model.row_speeds import describe
+
+    times = {int(name): milliseconds / 1e3 for name, milliseconds in rows(config.model).items()}
+    return Finding("rows of a step", describe(times))
 
 
 def self_test(config: EngineConfig) -> Finding:

@@ -84,6 +84,7 @@ def test_without_metal_the_child_says_that_no_kernel_runs() -> None:
         ("chosen", {"pages", "log"}),
         ("ours", {"decode"}),  # prompts of 512 tokens do not fit in the model's context
         ("host", {"host"}),
+        ("rows", {"1"}),
         ("theirs", {"decode", "host"}),
     ],
 )

@@ -38,6 +38,7 @@ class Children:
             "ours": OURS,
             "host": HOST,
             "times": TIMES,
+            "rows": {"1": 20.0, "2": 21.5},
             "theirs": THEIRS,
             "chosen": {"pages": 7},
         }[name]
@@ -64,6 +65,13 @@ def test_ours_and_mlx_lm_stand_beside_each_other(monkeypatch: pytest.MonkeyPatch
         ("peak memory of a prefill of 2048 tokens", "MB", 120.0),
     ):
         assert found[name] == Measurement(name, unit, ours, ours)
+
+
+def test_steps_are_measured_by_their_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = measured(monkeypatch, Children())
+    assert found["step of 1 row"] == Measurement("step of 1 row", "ms", 20.0)
+    assert found["step of 2 rows"].ours == 21.5
+    assert "step of 32 rows" not in found  # a smaller one took a second
 
 
 @pytest.mark.parametrize(("host", "bound"), [(4.0, "the device"), (15.0, "the host")])
@@ -113,7 +121,7 @@ def test_without_metal_the_sizes_of_command_buffers_are_absent_with_the_reason(
     assert {each.absent for each in absent} == {"only Metal has command buffers"}
 
 
-@pytest.mark.parametrize("task", ["attention", "ours", "host", "theirs", "times"])
+@pytest.mark.parametrize("task", ["attention", "ours", "host", "theirs", "rows", "times"])
 def test_a_child_that_fails_leaves_the_figures_of_the_others(
     task: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -141,7 +149,7 @@ def test_a_failure_of_ours_is_absent_and_the_other_figures_follow(
     assert found[0] == Measurement(**ATTENTION)
     monkeypatch.setattr(figures, "run_child", lambda *_arguments: [{"unknown": 1}])
     found = list(measure("model"))
-    assert len(found) == 4
+    assert len(found) == 5
     for each in found:
         assert each.absent is not None
         assert each.ours is None

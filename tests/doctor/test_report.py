@@ -12,7 +12,7 @@ import pytest
 from mlxserve.core.config import EngineConfig
 from mlxserve.doctor import report
 from mlxserve.doctor.finding import Finding, Grade
-from mlxserve.doctor.report import diagnose, measure_matmul, self_test
+from mlxserve.doctor.report import diagnose, measure_matmul, self_test, time_rows
 from mlxserve.doctor.sections import section
 from mlxserve.system import machine
 
@@ -67,13 +67,20 @@ def test_the_embedded_model_passes() -> None:
     assert finding.grade is Grade.OK, finding.value
 
 
+def test_the_rows_of_a_step_are_timed() -> None:
+    finding = time_rows(EngineConfig())
+    assert finding.grade is Grade.FACT
+    assert finding.value.startswith("1, 2, 3")
+    assert finding.value.endswith(" ms")
+
+
 @pytest.mark.instruments
 def test_the_facts_of_the_machine_come_first(model_folder: ModelFolder) -> None:
     findings = {finding.name: finding for finding in diagnose(small(model_folder("qwen3")))}
     for name in ("python", "system", "memory", "mlx", "mlx-lm", "device", "blas"):
         assert findings[name].value
         assert findings[name].grade is Grade.FACT
-    assert list(findings)[-2:] == ["matmul", "self-test"]
+    assert list(findings)[-3:] == ["matmul", "rows of a step", "self-test"]
 
 
 Fails = Callable[..., object]
@@ -92,6 +99,7 @@ PARTS: dict[str, tuple[object, str, object]] = {
     "machine": (machine, "facts", {"part": "well"}),
     "kernels": (report, "check_kernels", [WELL]),
     "matmul": (report, "measure_matmul", WELL),
+    "rows of a step": (report, "time_rows", WELL),
     "self-test": (report, "self_test", WELL),
 }
 
