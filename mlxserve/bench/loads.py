@@ -278,12 +278,19 @@ async def edit(context: LoadContext, *, changes: int = 3) -> None:
     ...`.
     """
     length = context.scaled(300)
+    copied, new = _copied_and_new(context, length, changes)
+    await context.ask(copied, length, label=_COPY)
+    await context.ask(new, length, label=_NEW)
+
+
+def _copied_and_new(context: LoadContext, length: int, changes: int) -> tuple[list[str], list[str]]:
+    """Two prompts with the same answer, whose text the first one has with some changes."""
     start = context.draw.randrange(3_000, 20_000)  # `words` are below
     text = [f"w{number}" for number in range(start, start + length)]
     for at in range(1, changes + 1):
         text[at * length // (changes + 1)] = context.words(1)[0]
-    await context.ask([*text, f"w{start - 1}"], length, label=_COPY)
-    await context.ask([*context.words(length), f"w{start - 1}"], length, label=_NEW)
+    last = f"w{start - 1}"
+    return [*text, last], [*context.words(length), last]
 
 
 def edit_ratios(requests: Sequence[TimedRequest]) -> dict[str, float]:
@@ -293,6 +300,39 @@ def edit_ratios(requests: Sequence[TimedRequest]) -> dict[str, float]:
         / (request.ended - request.times[0])
         for request in requests
     }
+
+
+_TOGETHER = (1, 2, 4)
+
+
+async def drafts(context: LoadContext, *, changes: int = 3) -> None:
+    """Answers as in `edit`, one, two and four at once: all that copy, all that are new, then both kinds."""
+    length = context.scaled(150)
+    for count in _TOGETHER:
+        pairs = [_copied_and_new(context, length, changes) for _ in range(count)]
+        copied, new = zip(*pairs, strict=True)
+        label = _together(count)
+        await context.ask_all(copied, length, f"{label} that {'copies' if count == 1 else 'copy'}")
+        await context.ask_all(new, length, f"{label} that {'is' if count == 1 else 'are'} new")
+        if count > 1:
+            mixed = [pair[at % 2] for at, pair in enumerate(pairs)]
+            await context.ask_all(mixed, length, f"{label} of both kinds")
+
+
+def drafts_ratios(requests: Sequence[TimedRequest]) -> dict[str, float]:
+    """Tokens per second of each group, from its first token to its last."""
+    groups: dict[str, list[TimedRequest]] = {}
+    for request in requests:
+        groups.setdefault(request.label, []).append(request)
+    return {
+        f"tokens/s, {label}": (sum(request.num_completion for request in group) - len(group))
+        / (max(request.ended for request in group) - min(request.times[0] for request in group))
+        for label, group in groups.items()
+    }
+
+
+def _together(count: int) -> str:
+    return "1 answer" if count == 1 else f"{count} answers"
 
 
 async def _at_most(limit: int, asks: Sequence[Awaitable[object]]) -> None:

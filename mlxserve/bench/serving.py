@@ -153,6 +153,18 @@ WORKLOADS = {
             loads.edit_ratios,
             model="synthetic:counting-100m",
         ),
+        Workload(
+            "drafts",
+            loads.drafts,
+            (
+                Variant("drafts", ("--speculative-tokens", "16")),
+                Variant("no drafts"),
+                Variant("no drafts, again"),
+            ),
+            "Answers that copy and new ones, 1 to 4 at once, with and without drafts, and without again.",
+            loads.drafts_ratios,
+            model="synthetic:counting-100m",
+        ),
     )
 }
 

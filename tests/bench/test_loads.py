@@ -123,6 +123,33 @@ def test_edit_asks_for_the_prompt_with_changes_and_for_new_words() -> None:
     assert new[-1] == copied[-1]
 
 
+def test_drafts_are_asked_for_in_groups_of_one_two_and_four() -> None:
+    client = played(loads.drafts, 0.1)
+    groups: dict[str, int] = {}
+    for request in client.requests:
+        groups[request.label] = groups.get(request.label, 0) + 1
+    assert groups == {
+        "1 answer that copies": 1,
+        "1 answer that is new": 1,
+        "2 answers that copy": 2,
+        "2 answers that are new": 2,
+        "2 answers of both kinds": 2,
+        "4 answers that copy": 4,
+        "4 answers that are new": 4,
+        "4 answers of both kinds": 4,
+    }
+    assert max(client.together) == 4
+
+
+def test_groups_of_drafts_are_reported_in_tokens_per_second_of_all() -> None:
+    group = [
+        TimedRequest("a", 0.0, [1.0, 3.0], 3.0, num_completion=11),
+        TimedRequest("a", 0.0, [2.0, 5.0], 6.0, num_completion=16),
+        TimedRequest("b", 6.0, [7.0, 8.0], 8.0, num_completion=3),
+    ]
+    assert loads.drafts_ratios(group) == {"tokens/s, a": 5.0, "tokens/s, b": 2.0}
+
+
 def test_beside_starts_with_one_running_answer() -> None:
     client = played(loads.beside, 0.01)
     labels = [request.label for request in client.requests]

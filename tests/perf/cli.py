@@ -264,6 +264,24 @@ def plan_costs(
 
 
 @app.command()
+def drafts(
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each cell.")] = 3,
+    answers: Annotated[
+        int, typer.Option(min=0, help="Answers of the included model, one after the other.")
+    ] = 200,
+    json: JsonOption = None,
+) -> None:
+    """Drafts beside plain decode on recorded machines, and the passes of weights that they save; not timed."""
+    from mlxserve.system import machine
+
+    machine.prepare()
+    machine.import_mlx_lm()
+    from tests.perf.drafts import bench_drafts
+
+    _finish(bench_drafts(seeds=seeds, num_answers=answers), json)
+
+
+@app.command()
 def calls(
     functions: Annotated[bool, typer.Option(help="By function instead of by file.")] = False,
     json: JsonOption = None,

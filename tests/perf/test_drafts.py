@@ -1,0 +1,62 @@
+"""Drafts that never lose, on some of the recorded machines; `python -m tests.perf drafts` plays all of them."""
+
+from __future__ import annotations
+
+from statistics import mean
+
+import pytest
+
+from mlxserve.model.row_speeds import ROWS
+from mlxserve.scheduler.row_times import RowTimes
+from tests.perf import draft_tables
+from tests.perf.draft_tables import MACHINES, table_of
+from tests.perf.drafts import Cell, all_cells, included_passes, losing
+
+
+@pytest.fixture(scope="module")
+def cells() -> list[Cell]:
+    return list(
+        all_cells(
+            range(2),
+            machines=("M5 Max", "M1 Ultra", "CPU"),
+            texts=("nothing right", "prose", "copies"),
+            answers=(1, 4),
+        )
+    )
+
+
+def test_no_cell_is_slower_than_plain_decode(cells: list[Cell]) -> None:
+    worst = min(cells, key=lambda cell: min(cell.speeds))
+    assert min(worst.speeds) >= 0.97, worst
+
+
+def test_where_nothing_pays_nothing_is_lost(cells: list[Cell]) -> None:
+    assert mean(losing(cells)) >= 0.99
+
+
+def test_where_drafts_pay_most_of_it_is_gained(cells: list[Cell]) -> None:
+    assert mean(cell.regret for cell in cells) <= 0.08
+    by_name = {cell.name: mean(cell.speeds) for cell in cells}
+    assert by_name["M5 Max, copies, 1 at once"] > 2.5
+    assert by_name["M1 Ultra, copies, 4 at once"] > 1.8
+
+
+@pytest.mark.slow
+def test_drafts_save_passes_of_weights_where_five_rows_share_one() -> None:
+    assert included_passes(MACHINES["M5 Max"], 15) <= 0.75
+    assert included_passes(MACHINES["M1 Max"], 15) <= 1.0
+
+
+def test_a_table_of_rows_is_that_of_the_machine_at_the_sizes_that_are_measured() -> None:
+    for steps in MACHINES.values():
+        times = RowTimes(table_of(steps))
+        assert [times.shape(rows) for rows in ROWS] == pytest.approx([steps(rows) for rows in ROWS])
+        assert steps(1) == 1
+
+
+def test_weights_are_read_once_for_five_rows_since_the_m3_and_once_for_each_before() -> None:
+    late, early = draft_tables.by_five(0.08, 3.4), draft_tables.by_row(0.85, 5.0, 6)
+    assert [round(late(rows), 2) for rows in (2, 5, 6, 12, 13, 32, 33)] == [
+        *(1.08, 1.32, 2.32, 3.72, 3.4, 3.4, 6.8)
+    ]
+    assert [round(early(rows), 2) for rows in (2, 5, 6, 32)] == [1.85, 4.4, 5.0, 5.0]
