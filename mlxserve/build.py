@@ -240,10 +240,7 @@ def build_engine(
     times = timed_rows(config, part)
     pace = pace or _pace(config, loaded, part.step, times)
     disk = _disk(config, files, part, pace)
-    drafts: Drafts | None = None
-    if times is not None:
-        source = LookupDrafts if part.drafter is None else DeviceDrafts
-        drafts = source(config.max_draft, DraftController(times))
+    drafts = _drafts(config, part, times)
     scheduler = Scheduler(config.scheduler, pool, disk, drafts, ends=ends, memory=part.shared)
     log.info(
         "%s is loaded: KV cache %d tokens in %d pages of %d (%.1f MiB, now %.1f), context %d, "
@@ -305,6 +302,13 @@ def _ends(config: EngineConfig, part: EnginePart, pool: PagePool) -> list[EndKin
     if config.num_state_slots is not None:
         ends.append(StateSlots(config.num_state_slots, pool))
     return ends
+
+
+def _drafts(config: EngineConfig, part: EnginePart, times: RowTimes | None) -> Drafts | None:
+    if not config.max_draft:
+        return None
+    source = LookupDrafts if part.drafter is None else DeviceDrafts
+    return source(config.max_draft, DraftController(times))
 
 
 def timed_rows(config: EngineConfig, part: EnginePart) -> RowTimes | None:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
 
 from mlxserve.build import EnginePart, timed_rows
-from mlxserve.cache.kinds.state_slots import StateSlots
-from mlxserve.cache.pages import PagePool
 from mlxserve.core.config import EngineConfig
 from mlxserve.hub.files import find_model
 from mlxserve.model import row_speeds
 from mlxserve.model.attention import load_probed
 from mlxserve.model.row_speeds import ROWS, describe, measure_rows
+from mlxserve.scheduler.row_times import RowTimes
 from mlxserve.system import machine
 
 
@@ -51,6 +51,12 @@ def test_a_table_is_described_in_milliseconds() -> None:
 
 def test_nothing_is_measured_where_nothing_is_ever_drafted() -> None:
     nobody = cast(EnginePart, None)
-    drafting = EngineConfig().with_options(speculative_tokens=4)
-    assert timed_rows(EngineConfig(), nobody, ()) is None
-    assert timed_rows(drafting, nobody, [StateSlots(8, PagePool(8, 16))]) is None
+    assert timed_rows(EngineConfig(), nobody) is None
+
+
+def test_what_steps_of_states_take_is_assumed_until_there_are_some() -> None:
+    loaded = SimpleNamespace(has_states=True)
+    part = cast(EnginePart, SimpleNamespace(loaded=loaded, drafter=None))
+    times = timed_rows(EngineConfig().with_options(speculative_tokens=4), part)
+    assert times is not None
+    assert [times.shape(rows) for rows in ROWS] == [RowTimes().shape(rows) for rows in ROWS]

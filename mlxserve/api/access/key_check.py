@@ -12,7 +12,7 @@ from starlette.types import Scope
 from mlxserve.api.access.keys import Key, Keyring
 from mlxserve.api.access.keys import Scope as KeyScope
 from mlxserve.api.access.same_user import BEHIND_PROXY, is_from_same_user
-from mlxserve.api.access.security import header_values
+from mlxserve.api.access.security import KEY, header_values
 from mlxserve.api.errors import ApiError
 
 # Answered without a key: for process monitors, and the page, which asks for the key it then sends.
@@ -50,7 +50,7 @@ class KeyCheck:
             raise ApiError(
                 403, "This API key may only read /metrics and /ready.", code="metrics_only"
             )
-        scope["mlxserve.key"] = key
+        scope[KEY] = key
         return key
 
     def _sent(self, scope: Scope) -> Key | None:

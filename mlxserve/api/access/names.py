@@ -39,7 +39,7 @@ class HostNames:
 
     def name_us(self, name: str) -> bool:
         """True if a request under this name is for this server."""
-        return self.cannot_be_rebound(name) or _is_below(name, IN_THIS_NETWORK)
+        return name in self.own or self.cannot_be_rebound(name) or _is_below(name, IN_THIS_NETWORK)
 
     def cannot_be_rebound(self, name: str) -> bool:
         """True if the name leads here for certain, so that its pages are this server's.

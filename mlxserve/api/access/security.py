@@ -22,6 +22,7 @@ from mlxserve.api.errors import ApiError
 from mlxserve.request import ANONYMOUS
 from mlxserve.system import addresses
 
+KEY = "mlxserve.key"  # in the scope of a request: its API key
 _CLIENT = "mlxserve.client"  # in the scope of a request: its `client_name`
 # Ollama's client for JavaScript names itself, which a browser asks about first.
 _ALLOWED_HEADERS = "authorization, content-type, user-agent"
@@ -42,12 +43,12 @@ def cache_namespace(request: Request, cache_salt: str | None) -> str | None:
 
 def has_key(request: Request) -> bool:
     """True if the request has an API key: its own, or the owner's by its connection."""
-    return _key(request) is not None
+    return request.scope.get(KEY) is not None
 
 
 def key_id(request: Request) -> str:
     """The id of the API key, owner of what the request creates; empty for the owner and without keys."""
-    key = _key(request)
+    key: Key | None = request.scope.get(KEY)
     return "" if key is None else key.id
 
 
@@ -58,7 +59,8 @@ def client_name(request: Request) -> str:
     """
     name: str | None = request.scope.get(_CLIENT)
     if name is None:
-        key, peer = _key(request), request.client
+        key: Key | None = request.scope.get(KEY)
+        peer = request.client
         if key is not None:
             name = key.id or f"{ANONYMOUS}{OWNER}"
         else:
@@ -94,13 +96,13 @@ def require_admin(request: Request) -> None:
 
 def models_of_key(request: Request) -> tuple[str, ...]:
     """Names of the models that the request's key may use; () for all."""
-    key = _key(request)
+    key: Key | None = request.scope.get(KEY)
     return () if key is None else key.models
 
 
 def _key(request: Request) -> Key | None:
     """The request's API key; None if the server needs none."""
-    key: Key | None = request.scope.get("mlxserve.key")
+    key: Key | None = request.scope.get(KEY)
     return key
 
 

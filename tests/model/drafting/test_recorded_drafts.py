@@ -20,7 +20,7 @@ from mlxserve.request import GUESS, Chunk, LiveRequest, Request, Sampled, as_pag
 from tests.model.test_step_graphs import HashingFactory
 
 PAGE = 16
-pytestmark = pytest.mark.usefixtures("on_a_cpu")  # a GPU has no float64
+pytestmark = pytest.mark.usefixtures("compiled", "on_a_cpu")  # a GPU has no float64
 
 
 @pytest.fixture(scope="module")
