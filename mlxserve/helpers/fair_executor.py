@@ -156,13 +156,11 @@ class _Job:
     client: str
     work: Work[Any]
     lane: Lane
+    seconds: float  # expected
+    own_seconds: float  # of a processor: in the loop, others work
     result: Future[Any] = field(default_factory=Future)  # for work in the loop: its turn
     has_left: bool = False  # its client
     began: float | None = None
-
-    @property
-    def seconds(self) -> float:
-        return self.work.seconds
 
 
 class FairExecutor:
@@ -199,7 +197,10 @@ class FairExecutor:
         removes the job, kills the helper that it waits for, or cancels its coroutine.
         """
         in_loop = work.place is RunsIn.LOOP
-        job = _Job(client, work, lane or (Lane.WAITS if in_loop else lane_of(work.seconds)))
+        seconds = work.seconds
+        if lane is None:
+            lane = Lane.WAITS if in_loop else lane_of(seconds)
+        job = _Job(client, work, lane, seconds, 0.0 if in_loop else seconds)
         self._enter(job)
         try:
             result: T = await asyncio.wrap_future(job.result)
@@ -243,9 +244,9 @@ class FairExecutor:
             order.push(job.client, job.seconds, job)
             self._waiting.add(job)
             self._num_waiting[job.client] += 1
-            self._seconds_waiting[job.client] = self._seconds_waiting.get(
-                job.client, 0.0
-            ) + _own_seconds(job)
+            self._seconds_waiting[job.client] = (
+                self._seconds_waiting.get(job.client, 0.0) + job.own_seconds
+            )
             self._start(job.lane)
 
     def _refuse_too_much(self, job: _Job) -> None:
@@ -272,7 +273,7 @@ class FairExecutor:
         """Mark a job as no longer waiting; its place in the order is skipped."""
         self._waiting.discard(job)
         self._num_waiting[job.client] -= 1
-        self._seconds_waiting[job.client] -= _own_seconds(job)
+        self._seconds_waiting[job.client] -= job.own_seconds
         if not self._num_waiting[job.client]:
             del self._num_waiting[job.client], self._seconds_waiting[job.client]
 
@@ -328,11 +329,6 @@ class FairExecutor:
             self._idle_since[job.lane] = now
             if not self._is_closed:
                 self._start(job.lane)
-
-
-def _own_seconds(job: _Job) -> float:
-    """Seconds of a processor that a waiting job will need: in the loop, others work."""
-    return 0.0 if job.work.place is RunsIn.LOOP else job.seconds
 
 
 class BodyMemory:

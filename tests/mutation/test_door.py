@@ -48,7 +48,7 @@ FOUND: dict[str, Bug] = {
     "count waiting for others as work": Bug(
         FairExecutor,
         "_enter",
-        "_own_seconds(job)",
+        "job.own_seconds",
         "job.seconds",
         test_fair_executor.test_work_in_the_loop_that_waits_needs_no_seconds_of_a_processor,
         {"small_bounds": None},

@@ -92,7 +92,10 @@ def run_every_field(
         for number, case in enumerate(cases[first::every]):
             if number % 500 == 0:
                 say(f"{number} of {len(cases[first::every])} requests")
+            num_faults = len(report.faults)
             report.add(case, *asking.ask(case))
+            for fault in report.faults[num_faults:]:
+                say(fault)
     return report
 
 
