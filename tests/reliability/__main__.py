@@ -96,11 +96,12 @@ def engine(
 @app.command()
 def every_field(
     every: Annotated[int, typer.Option(min=1, help="Send each N-th request only.")] = 1,
+    first: Annotated[int, typer.Option(min=0, help="Begin with this one.")] = 0,
 ) -> None:
     """Hostile values for every field of every route: nothing holds the event loop or a processor."""
     machine.prepare()
     with _own_folder() as folder:
-        report = run_every_field(folder, every=every, say=_say)
+        report = run_every_field(folder, every=every, first=first, say=_say)
     print(report)
     sys.exit(bool(report.faults))
 
