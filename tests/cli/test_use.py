@@ -106,9 +106,9 @@ def test_a_link_stays_a_link(tmp_path: Path) -> None:
 @pytest.mark.parametrize("command", [("pull", "--json"), ("use",), ("rm", "--yes")])
 @pytest.mark.parametrize("name", ["--help", "--version", "-h", "--json"])
 def test_what_stands_behind_two_dashes_is_a_name(
-    run: Run, command: tuple[str, ...], name: str
+    offline: Run, command: tuple[str, ...], name: str
 ) -> None:
-    code, out, err = run(*command, "--", name)
+    code, out, err = offline(*command, "--", name)
     assert code != 0
     assert "Usage" not in out
     assert name in out + err
