@@ -31,7 +31,7 @@ from mlxserve.service.unit import log_file
 from mlxserve.system.files import is_marked, remove_if_empty
 
 _HOME = {
-    "chats": ("chat.sqlite", "chat.sqlite-wal", "chat.sqlite-shm"),
+    "chats": ("chat.sqlite", "chat.sqlite-wal", "chat.sqlite-shm", "chat.sqlite-reserve"),
     "chats of API keys": ("chats",),
     "exported chats": ("exports",),
     "presets": ("presets.toml",),

@@ -84,6 +84,16 @@ class StoreError(Exception):
     """The chats cannot be read or written; the message says what to do."""
 
 
+class DiskFull(StoreError):
+    """There is no room on the disk, or the chats may take no more of it."""
+
+
+def is_full(error: sqlite3.Error) -> bool:
+    """True for an error of writing that room on the disk may mend."""
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    return code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
+
+
 def open_file(path: Path) -> sqlite3.Connection:
     """Open or create the file, readable by its owner only. Raises StoreError."""
     try:
@@ -113,6 +123,8 @@ def _connect(name: str, path: Path | None) -> sqlite3.Connection:
         # A power failure may lose the last second; a crash of this process loses nothing.
         db.execute("PRAGMA synchronous = NORMAL")
         db.execute("PRAGMA foreign_keys = ON")
+        # Pages of 4 KiB; small beside the reserve.
+        db.execute("PRAGMA wal_autocheckpoint = 256")
         _migrate(db, path)
     except BaseException:
         db.close()

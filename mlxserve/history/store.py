@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from mlxserve.history.calls import rounds_of, rounds_text
-from mlxserve.history.chat_file import StoreError, open_file, open_memory
+from mlxserve.history.chat_file import DiskFull, StoreError, is_full, open_file, open_memory
 from mlxserve.history.messages import (
     AnswerStats,
     ChatRecord,
@@ -29,6 +29,7 @@ from mlxserve.history.messages import (
     Version,
 )
 from mlxserve.history.picture import KeptImage, as_text, from_text
+from mlxserve.history.reserve import Reserve, empty_log
 from mlxserve.system.terminal_text import one_line
 
 T = TypeVar("T")
@@ -63,13 +64,15 @@ class SearchHit:
 class Store:
     """The chats in one file. Use from one thread at a time, and close at the end."""
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
+    def __init__(self, connection: sqlite3.Connection, reserve: Reserve | None = None) -> None:
+        """reserve: room on the disk for deleting; None without a file."""
         self._db = connection
+        self._reserve = reserve
 
     @classmethod
     def open(cls, path: Path) -> Store:
         """Open or create the file. Raises StoreError."""
-        return cls(open_file(path))
+        return cls(open_file(path), Reserve(path))
 
     @classmethod
     def in_memory(cls) -> Store:
@@ -127,8 +130,22 @@ class Store:
             )
 
     def delete(self, chat_id: int) -> None:
-        with self._write() as db:
-            db.execute("DELETE FROM chats WHERE id = ?", (chat_id,))
+        """Delete a chat and its messages, on a full disk as well. Raises StoreError."""
+        try:
+            with self._write() as db:
+                db.execute("DELETE FROM chats WHERE id = ?", (chat_id,))
+        except DiskFull:
+            if self._reserve is None:
+                raise
+            self._reserve.release()
+            # Message by message: the log never holds more than one. The last ones go first, so that what
+            # is left if it fails is the beginning of the chat.
+            ids = [message.id for message in reversed(self.messages(chat_id))]
+            for table, row_id in (*(("messages", each) for each in ids), ("chats", chat_id)):
+                empty_log(self._db)
+                with self._write() as db:
+                    db.execute(f"DELETE FROM {table} WHERE id = ?", (row_id,))
+            empty_log(self._db)
 
     # Messages
 
@@ -144,6 +161,8 @@ class Store:
         images: Sequence[KeptImage] = (),
     ) -> StoredMessage:
         """Append a message and make it the end of the shown branch. Raises StoreError."""
+        if self._reserve is not None:
+            self._reserve.fill()
         now = time.time()
         with self._write() as db:
             message_id = db.execute(
@@ -342,7 +361,7 @@ class Store:
         except sqlite3.IntegrityError as error:
             raise StoreError(_DELETED) from error
         except sqlite3.Error as error:
-            raise StoreError(
+            raise (DiskFull if is_full(error) else StoreError)(
                 f"Cannot save the chat: {error}. Free some disk space, or set "
                 "MLXSERVE_HOME to another folder."
             ) from error
