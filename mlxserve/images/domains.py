@@ -39,7 +39,7 @@ class AllowedDomains:
         name = host.lower().removesuffix(".").strip("[]")
         if name in self.names:
             return True
-        if not _DOMAIN.fullmatch(name):
+        if len(name) > _MAX_LENGTH or not _DOMAIN.fullmatch(name):
             return False
         labels = name.split(".")
         above = (".".join(labels[start:]) for start in range(1, len(labels)))
