@@ -21,7 +21,9 @@ log = logging.getLogger("mlxserve.build")
 # and in two; the first that its matrix kernel takes; two of the latter's tile.
 ROWS = (1, 2, 3, 5, 8, 13, 16, 32)
 _REPEATS = 3  # steps of a size, after the first one; the fastest counts
-MAX_SECONDS = 1.0  # then no larger size is measured
+# A large model takes longer than the first of these for all sizes: from then on a size has one step after
+# the first, and from the second on no larger size is measured.
+HURRY_SECONDS, MAX_SECONDS = 1.0, 3.0
 
 
 def measure_rows(
@@ -48,7 +50,8 @@ def measure_rows(
     ]
     measured = []
     for num_rows in rows:
-        measured.append(_seconds(runner, chunks[:num_rows]))
+        is_late = time.perf_counter() - began > HURRY_SECONDS
+        measured.append(_seconds(runner, chunks[:num_rows], 1 if is_late else _REPEATS))
         if time.perf_counter() - began > MAX_SECONDS:
             break
     del kv, runner
@@ -66,10 +69,10 @@ def describe(table: dict[int, float]) -> str:
     return f"{rows} rows take {times} ms"
 
 
-def _seconds(runner: ModelRunner, chunks: Sequence[Chunk]) -> float:
+def _seconds(runner: ModelRunner, chunks: Sequence[Chunk], repeats: int) -> float:
     """Seconds from one step to the next one, which is launched before the first is read, as in the engine."""
     pending, times = runner.launch(chunks), []
-    for _ in range(_REPEATS + 1):
+    for _ in range(repeats + 1):
         following = runner.launch(chunks)
         runner.start(pending)
         runner.collect(pending)

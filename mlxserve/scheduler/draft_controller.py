@@ -34,10 +34,8 @@ _SAVED_FOR_TRIAL = 1.5  # steps; a trial costs less than one
 _SAVED_FOR_MORE = 0.5
 _EXTEND_EVERY = 6  # steps with drafts, of which one tries a size that has never run
 _UNSURE = 1.03  # times the time of a size that is not known
-_FIRST_CHANCE, _NEXT_CHANCE = (
-    0.5,
-    0.9,
-)  # before anything is learnt; the second, of the position before
+_FIRST_CHANCE = 0.5  # before anything is learnt
+_NEXT_CHANCE = 0.9  # of that of the position before
 
 A = TypeVar("A")  # an answer
 

@@ -47,7 +47,7 @@ def test_greedy_tokens_are_mlx_lms(
     is_drafted = "speculative_tokens" in options
     options = {"page_size": PAGE_SIZE, **options}
     with LLM(str(smollm2), disable_log_stats=True, **options) as llm:
-        # One after the other where they are drafted: of more than two at a time none is.
+        # One after the other where they are drafted: together, rows may be too dear.
         groups = [[prompt] for prompt in asked] if is_drafted else [asked]
         found = []
         for group in groups:
