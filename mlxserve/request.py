@@ -101,8 +101,18 @@ class Guide(Protocol):
     def must_wait(self) -> bool:
         """True if the token after the next one cannot be chosen before that one is known."""
 
-    def mask(self) -> bytes | None:
-        """Return a bit per token, little-endian in 32-bit words: 1 if allowed. None allows all."""
+    def foresee(self, num_tokens: int, /) -> None:
+        """Find out up to `num_tokens` of the `forced` tokens with each mask from now on."""
+
+    @property
+    def forced(self) -> Sequence[int]:
+        """Tokens that follow if the structure allows nothing else: drafts, for they may be split otherwise."""
+
+    def mask(self, num_forced: int = 0, /) -> bytes | None:
+        """Return a bit per token, little-endian in 32-bit words: 1 if allowed. None allows all.
+
+        num_forced: of the `forced` tokens, how many come before the token
+        """
 
 
 # Page ids. An array, not a tuple, because it is copied whenever it grows: with 100,000 tokens of

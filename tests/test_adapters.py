@@ -18,6 +18,7 @@ from mlxserve.core.config import EngineConfig
 from mlxserve.core.errors import UnsupportedModel
 from tests.adapters import dense_tokens, train_adapter, write_adapter
 from tests.conftest import ARCHITECTURES
+from tests.oracle import MAX_TOKENS, Oracle
 from tests.together import begun_together
 
 NUM_TOKENS = 10
@@ -232,10 +233,15 @@ def test_adapters_of_every_kind_of_layer_answer_as_mlx_lm(
         "two": write_adapter(tmp_path / "two", base, seed=2, rank=3, scale=9.0, num_layers=2),
     }
     tuned = Tuned(base, adapters, prompts_of(5, 75))
-    llm = AsyncLLM(tuned.base, adapters=adapters, **OPTIONS)
+    llm = AsyncLLM(tuned.base, adapters=adapters, speculative_tokens=MAX_TOKENS, **OPTIONS)
+    oracle = Oracle()  # its drafts are wrong for the others
+    oracle.learn_answers(tuned.prompts, None, tuned.expected[1::3])
     try:
         assert together(llm, tuned.asked) == tuned.expected
         assert together(llm, tuned.asked) == tuned.expected, "from the cache"
+        with oracle.drafting():
+            assert together(llm, tuned.asked) == tuned.expected, "with drafts"
+        assert any(accepted > 0 for _, accepted in oracle.accepted)
     finally:
         llm.close()
 

@@ -6,6 +6,7 @@ import json
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ import pytest
 from mlx.utils import tree_flatten
 
 from mlxserve import LLM, SamplingParams
+from mlxserve.core.sampling_params import Structure, StructureKind
 from tests.conftest import STATEFUL
 from tests.model import coverage
 from tests.model.small_models import build
@@ -154,3 +156,38 @@ def test_tokens_are_the_same_where_pages_are_short_and_after_a_restart(
                 assert answers(llm, turns, SEEDED) == expected.next_answers
                 num_restored = llm.stats().scheduler.restored_tokens
         assert not disk or num_restored > 0, "from disk"
+
+
+PATTERN = "(temperature: [0-9]{2} degrees; ){3}"
+REQUESTS = {
+    "logprobs": replace(GREEDY, logprobs=3),
+    "penalties": replace(SEEDED, frequency_penalty=0.5, repetition_penalty=1.2),
+    "two answers": replace(SEEDED, n=2),
+    "structure": replace(
+        SEEDED, structure=Structure(StructureKind.REGEX, PATTERN), ignore_eos=False, max_tokens=60
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gear", "lfm2", "qwen3_next"])
+def test_what_a_request_asks_for_is_the_same(
+    name: str, write_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder, prompts = write(tmp_path, name, write_model), PROMPTS[:2]
+    with LLM(str(folder), **OPTIONS) as plain, LLM(str(folder), **DRAFTED) as llm:
+        for kind, params in REQUESTS.items():
+            oracle, before = Oracle(), llm.stats().scheduler.accepted_tokens
+            expected = plain.generate(prompts, params, use_tqdm=False)
+            oracle.learn_answers(prompts, params.seed, [one.token_ids for one in expected])
+            with oracle.drafting():
+                found = llm.generate(prompts, params, use_tqdm=False)
+            llm.check()
+            assert llm.stats().scheduler.accepted_tokens > before, kind
+            for one, other in zip(found, expected, strict=True):
+                assert one.token_ids == other.token_ids, kind
+                assert [each.token_ids for each in one.alternatives] == [
+                    each.token_ids for each in other.alternatives
+                ]
+                for logprob, wanted in zip(one.logprobs or (), other.logprobs or (), strict=True):
+                    assert logprob.logprob == pytest.approx(wanted.logprob, abs=1e-4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -11,6 +12,7 @@ from mlxserve import LLM, SamplingParams
 from mlxserve.chat.answers import RequestOutput
 from mlxserve.core.config import EngineConfig
 from mlxserve.core.errors import InvalidConfig
+from mlxserve.core.sampling_params import Structure, StructureKind
 from tests.together import begun_together
 
 SENTENCES = "The quick brown fox jumps over the lazy dog. The farmer has nine cows and two goats. "
@@ -150,13 +152,40 @@ def test_pages_of_a_speculative_answer_are_right_when_they_are_found(plain: LLM)
     assert found.token_ids == expected.token_ids
 
 
-def test_penalised_answers_have_no_drafts(plain: LLM, speculative: LLM) -> None:
-    params = replace(GREEDY, repetition_penalty=1.1, max_tokens=20)
-    before = speculative.stats().scheduler.drafted_tokens
-    assert [one.token_ids for one in generate(speculative, PROMPTS, params)] == [
-        one.token_ids for one in generate(plain, PROMPTS, params)
-    ]
-    assert speculative.stats().scheduler.drafted_tokens == before
+def test_penalised_answers_are_the_same(plain: LLM, speculative: LLM) -> None:
+    before = num_accepted(speculative)
+    for params in (
+        replace(GREEDY, repetition_penalty=1.02, max_tokens=50),
+        replace(SAMPLED, frequency_penalty=0.1, presence_penalty=0.1, max_tokens=30),
+    ):
+        found, expected = (generate(llm, PROMPTS[:2], params) for llm in (speculative, plain))
+        assert [one.token_ids for one in found] == [one.token_ids for one in expected]
+    assert num_accepted(speculative) > before
+
+
+SCHEMA = """{"type": "object", "additionalProperties": false,
+    "properties": {"temperature_in_celsius": {"type": "integer", "minimum": 0, "maximum": 40},
+                   "is_raining_today": {"type": "boolean"}},
+    "required": ["temperature_in_celsius", "is_raining_today"]}"""
+
+
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "top-p"])
+def test_forced_tokens_of_a_structure_take_no_step_of_their_own(
+    plain: LLM, speculative: LLM, params: SamplingParams
+) -> None:
+    structure = Structure(StructureKind.JSON_SCHEMA, SCHEMA)
+    params = replace(params, structure=structure, ignore_eos=False)
+    before = speculative.stats()
+    [found], [expected] = (generate(llm, ["Weather:"], params) for llm in (speculative, plain))
+    assert found.token_ids == expected.token_ids
+    assert {*json.loads(found.text)} == {"temperature_in_celsius", "is_raining_today"}
+    after = speculative.stats()
+    num_taken = after.scheduler.accepted_tokens - before.scheduler.accepted_tokens
+    assert num_taken > 0
+    num_steps = after.engine.num_steps - before.engine.num_steps
+    assert num_steps <= len(found.token_ids) - num_taken + 2
+    beside = generate(speculative, ["Weather:", COPYING], params)
+    assert beside[0].token_ids == expected.token_ids
 
 
 def test_several_ranks_are_refused() -> None:

@@ -127,7 +127,9 @@ class ModelRunner:
         if batch.sampling:
             draws = tuple(draw for chunk in batch.sampling for draw in self._draws(chunk, lazy))
             previous_ids = previous.sample.ids if previous and previous.sample else None
-            result = sample(logits, draws, previous_ids)
+            has_drafts = len(draws) > len(batch.sampling)
+            inputs = tokens[mx.array(batch.sample_rows)] if has_drafts else None
+            result = sample(logits, draws, previous_ids, inputs)
             if self._workers is not None:
                 result = replace(result, ids=self._workers.share(result.ids))
             return Pending(tuple(chunks), draws, result, result.ids, guesses)
@@ -346,7 +348,10 @@ class ModelRunner:
         """
         seed, first = seed_of(chunk.request, self._seed), chunk.end - len(chunk.draft)
         positions = range(first, chunk.end + 1)
-        return [Draw(chunk.request, seed, position, lazy.get(chunk)) for position in positions]
+        return [
+            Draw(chunk.request, seed, position, lazy.get(chunk), num_drafted)
+            for num_drafted, position in enumerate(positions)
+        ]
 
 
 def _lazy_rows(batch: Batch, previous: Pending | None) -> dict[Chunk, int]:

@@ -46,12 +46,15 @@ class Draw:
 
     `lazy_index` is the row of the previous step whose token belongs to this request's history but
     has not been read yet; None if the whole history is known.
+    `num_drafted` tokens of a draft belong to the history as well: those that the rows sampled before
+    this one, and this one, were computed from.
     """
 
     request: LiveRequest
     seed: int
     position: int
     lazy_index: int | None = None
+    num_drafted: int = 0
 
 
 _Choose: TypeAlias = Callable[[mx.array, Sequence[Draw], int], mx.array]
@@ -94,15 +97,19 @@ class PendingSample:
 
 
 def sample(
-    logits: mx.array, draws: Sequence[Draw], pending_ids: mx.array | None = None
+    logits: mx.array,
+    draws: Sequence[Draw],
+    pending_ids: mx.array | None = None,
+    inputs: mx.array | None = None,
 ) -> PendingSample:
     """Choose a token for each row; nothing is evaluated yet.
 
     logits: (rows, vocabulary), any float type; draws: one per row
     pending_ids: the previous step's ids, for draws with a lazy_index
+    inputs: (rows,) int32, the tokens that the rows were computed from, if there are drafts
     """
     raw = logits.astype(mx.float32)
-    ids = sampled_ids(raw, draws, pending_ids)
+    ids = sampled_ids(raw, draws, pending_ids, inputs)
     wanting = tuple(
         i for i, draw in enumerate(draws) if draw.request.asked.params.logprobs is not None
     )
@@ -112,12 +119,15 @@ def sample(
 
 
 def sampled_ids(
-    logits: mx.array, draws: Sequence[Draw], pending_ids: mx.array | None = None
+    logits: mx.array,
+    draws: Sequence[Draw],
+    pending_ids: mx.array | None = None,
+    inputs: mx.array | None = None,
 ) -> mx.array:
     """Choose a token for each row as `sample` does; (rows,) int32."""
     logits = raw = logits.astype(mx.float32)
     if any(_is_steered(draw.request.asked) for draw in draws):
-        logits = _with_bias(_with_penalties(raw, draws, pending_ids), draws)
+        logits = _with_bias(_with_penalties(raw, draws, pending_ids, inputs), draws)
         logits = _guided(_without_early_ends(logits, draws), draws)
     return _choose(logits, draws)
 
@@ -233,7 +243,10 @@ def key_of(seed: int, position: int) -> npt.NDArray[np.uint32]:
 
 
 def _with_penalties(
-    logits: mx.array, draws: Sequence[Draw], pending_ids: mx.array | None
+    logits: mx.array,
+    draws: Sequence[Draw],
+    pending_ids: mx.array | None,
+    inputs: mx.array | None,
 ) -> mx.array:
     rows = [i for i, draw in enumerate(draws) if draw.request.asked.params.is_penalised]
     if not rows:
@@ -247,6 +260,13 @@ def _with_penalties(
         at = mx.array([i for i, _ in lazy])
         tokens = pending_ids[mx.array([index for _, index in lazy])]
         counts = counts.at[at, tokens].add(1.0)
+    drafted = [
+        (i, row - before) for i, row in enumerate(rows) for before in range(draws[row].num_drafted)
+    ]
+    if drafted:
+        assert inputs is not None, "a draft's tokens are inputs of the step"
+        at, sources = (mx.array(indices) for indices in zip(*drafted, strict=True))
+        counts = counts.at[at, inputs[sources]].add(1.0)
     params = [draw.request.asked.params for draw in picked]
     where = mx.array(rows)
     some = logits[where]
@@ -311,7 +331,7 @@ def _guided(logits: mx.array, draws: Sequence[Draw]) -> mx.array:
         for row, draw in enumerate(draws)
         if draw.lazy_index is None
         and (guide := draw.request.feed_guide()) is not None
-        and (mask := guide.mask()) is not None
+        and (mask := guide.mask(draw.num_drafted)) is not None
     }
     if not masks:
         return logits

@@ -223,7 +223,7 @@ class StepPlanner:
         hopeful = [
             (request, num_draftable)
             for request in running
-            if _may_draft(request)
+            if request.asked.guide is None
             and len(request.token_ids) == request.num_computed
             and (num_draftable := self._num_draftable(request, len(request.token_ids) + 1)) > 0
         ]
@@ -239,9 +239,10 @@ class StepPlanner:
         possible = {}
         for request in step.decodes:
             num_known = len(request.token_ids)
-            if request.num_in_flight or not _may_draft(request):
+            if request.num_in_flight:
                 continue
-            draft = drafts.draft(request, min(step.budget, self._num_draftable(request, num_known)))
+            longest = min(step.budget, self._num_draftable(request, num_known))
+            draft = _draft(request, longest, drafts)
             if draft:
                 possible[request] = draft
         for request, draft in drafts.choose(len(step.decodes), possible, step.budget).items():
@@ -328,9 +329,9 @@ def _drafted(request: LiveRequest, draft: tuple[int, ...]) -> Chunk:
     return Chunk(request, start, 1 + len(draft), request.page_table, True, draft=draft)
 
 
-def _may_draft(request: LiveRequest) -> bool:
-    """Return True if sampling depends on earlier tokens only through the model.
-
-    Penalties count known tokens, and a guide has read only those.
-    """
-    return request.asked.guide is None and not request.asked.params.is_penalised
+def _draft(request: LiveRequest, max_tokens: int, drafts: Drafts) -> tuple[int, ...]:
+    """Return a draft for the request; of a guided answer the tokens whose masks are known."""
+    guide = request.asked.guide
+    if guide is None:
+        return drafts.draft(request, max_tokens)
+    return tuple(guide.forced[: max(0, max_tokens)])

@@ -24,16 +24,24 @@ def draw(
     outputs: tuple[int, ...] = (),
     lazy_index: int | None = None,
     guide: Guide | None = None,
+    num_drafted: int = 0,
     **params: Any,
 ) -> Draw:
     request = LiveRequest(Request("r", prompt, SamplingParams(**params), guide=guide))
     request.token_ids.extend(outputs)
-    return Draw(request, seed, position, lazy_index)
+    return Draw(request, seed, position, lazy_index, num_drafted)
 
 
-def tokens(logits: Any, draws: list[Draw], pending: list[int] | None = None) -> list[int]:
-    pending_ids = None if pending is None else mx.array(pending, mx.int32)
-    sampled = sample(mx.array(logits), draws, pending_ids).read(draws)
+def tokens(
+    logits: Any,
+    draws: list[Draw],
+    pending: list[int] | None = None,
+    inputs: list[int] | None = None,
+) -> list[int]:
+    pending_ids, input_ids = (
+        None if ids is None else mx.array(ids, mx.int32) for ids in (pending, inputs)
+    )
+    sampled = sample(mx.array(logits), draws, pending_ids, input_ids).read(draws)
     return [one.token_id for one in sampled]
 
 
@@ -361,6 +369,33 @@ def test_the_minimum_holds_for_a_token_whose_predecessor_is_unread() -> None:
     assert tokens(logits, [third, fourth], pending=[5, 5]) == [5, 1]
 
 
+@pytest.mark.parametrize("temperature", [0, 1.0])
+def test_penalties_count_the_tokens_of_a_draft_before_a_row(temperature: float) -> None:
+    params = {
+        "temperature": temperature,
+        "frequency_penalty": 1.1,
+        "presence_penalty": 0.7,
+        "repetition_penalty": 1.4,
+    }
+    history, drafted = (3, 5, 5), (1, 1, 2)
+    rng = np.random.default_rng(3)
+    for seed in range(20):
+        logits = rng.normal(size=(4, VOCABULARY)).astype(np.float32)
+        alone = [
+            tokens(
+                logits[row][None],
+                [draw(seed, 4 + row, outputs=(*history, *drafted[:row]), **params)],
+            )[0]
+            for row in range(4)
+        ]
+        rows = [draw(seed, 4 + row, outputs=history, num_drafted=row, **params) for row in range(4)]
+        other = draw(seed)
+        found = tokens(
+            np.stack([LOGITS, *logits]), [other, *rows], inputs=[9, history[-1], *drafted]
+        )
+        assert found[1:] == alone
+
+
 # ---- guides
 
 
@@ -383,8 +418,36 @@ class Allows:
     def wait(self, seconds: float, /) -> None:
         """The mask is known."""
 
-    def mask(self) -> bytes:
+    def foresee(self, num_tokens: int, /) -> None:
+        """It forces nothing but what a test says."""
+
+    @property
+    def forced(self) -> tuple[int, ...]:
+        return ()
+
+    def mask(self, num_forced: int = 0, /) -> bytes:
         return self._mask
+
+
+class Forces(Allows):
+    """A guide that forces tokens, and then allows one more."""
+
+    def __init__(self, *tokens: int) -> None:
+        super().__init__(tokens[0])
+        self._tokens = tokens
+
+    @property
+    def forced(self) -> tuple[int, ...]:
+        return self._tokens[:-1]
+
+    def mask(self, num_forced: int = 0, /) -> bytes:
+        return Allows(self._tokens[num_forced]).mask()
+
+
+def test_each_row_of_a_draft_has_the_mask_after_the_tokens_before_it() -> None:
+    guide = Forces(6, 2, 9)
+    draws = [guided(guide, temperature=0, num_drafted=number) for number in range(3)]
+    assert tokens(np.tile(LOGITS, (3, 1)), draws, inputs=[4, 6, 2]) == [6, 2, 9]
 
 
 def guided(guide: Allows, **params: Any) -> Draw:

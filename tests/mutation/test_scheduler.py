@@ -361,10 +361,10 @@ FOUND_BY_CLAIM: dict[str, Bug] = {
     ),
     "drafts of guided answers": Bug(
         planner,
-        "_may_draft",
-        "request.asked.guide is None and not",
-        "not",
-        test_drafts.test_a_guided_answer_has_no_drafts,
+        "_draft",
+        "if guide is None:",
+        "if True:",
+        test_drafts.test_a_guided_answer_has_no_drafts_from_its_text,
     ),
     "preempt by arrival alone": Bug(
         Preemption,

@@ -861,7 +861,9 @@ class GhostEngine:
             for request in running
         )
         for chunk in drafted:
-            assert chunk.request.asked.guide is None, "a draft of a guided answer"
+            guide = chunk.request.asked.guide
+            is_forced = guide is None or chunk.draft == tuple(guide.forced[: len(chunk.draft)])
+            assert is_forced, "a draft of a guided answer without masks"
             own = max(held.get(chunk.request, 0), chunk.start // page_size + 1)
             has_more = len(chunk.page_table) > own
             assert not has_more or scheduler.pool.num_free >= needed, "a draft took others' pages"
@@ -947,7 +949,6 @@ class GhostEngine:
         assert chunk.start == len(request.token_ids) - 1, "drafted after an unknown token"
         assert chunk.length == 1 + len(chunk.draft)
         assert chunk.start >= request.prefill_end
-        assert request.asked.guide is None
         most = request.asked.params.max_tokens or VERY_LONG
         longest = min(request.num_prompt + most, self.scheduler.page_tables.capacity.of(request))
         assert chunk.end < longest, "drafted past a certain end"

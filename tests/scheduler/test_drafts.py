@@ -206,7 +206,7 @@ def test_nothing_is_kept_of_requests_that_ended() -> None:
     assert scheduler.stats().drafted_tokens > 0
 
 
-def test_a_guided_answer_has_no_drafts(make_engine: Callable) -> None:
+def test_a_guided_answer_has_no_drafts_from_its_text(make_engine: Callable) -> None:
     engine = make_engine(speculative_tokens=8)
     guide = GuideThatWaits()
     guide.must_wait = False
@@ -214,6 +214,28 @@ def test_a_guided_answer_has_no_drafts(make_engine: Callable) -> None:
     plain = engine.add([4, 5, 6], 40)
     engine.drain()
     assert guided.num_drafted == 0 < plain.num_drafted
+    assert guide.num_foreseen == 8
+
+
+def test_forced_tokens_of_a_guided_answer_are_drafts(make_engine: Callable) -> None:
+    engine = make_engine(speculative_tokens=2)
+    guide = GuideThatWaits()
+    guide.forced = (3, 3, 3, 3)
+    guided = engine.add([1, 2, 3], 40, guide=guide)
+    engine.drain()
+    assert guided.num_drafted > 0
+    assert len(engine.answers[guided.id]) == 40
+
+
+def test_a_guide_is_not_asked_for_forced_tokens_where_there_are_no_drafts(
+    make_engine: Callable,
+) -> None:
+    engine = make_engine()
+    guide = GuideThatWaits()
+    guide.forced = (3, 3)
+    guided = engine.add([1, 2, 3], 10, guide=guide)
+    engine.drain()
+    assert (guide.num_foreseen, guided.num_drafted) == (0, 0)
 
 
 def test_an_abort_while_a_draft_is_unread_publishes_nothing_of_it(make_engine: Callable) -> None:

@@ -411,6 +411,8 @@ class GuideThatWaits:
         self.must_wait = True
         self.is_ready = True
         self.num_asked = 0
+        self.num_foreseen = 0
+        self.forced: tuple[int, ...] = ()
         self.seen: list[int] = []
 
     def ask(self) -> None:
@@ -423,7 +425,10 @@ class GuideThatWaits:
         self.num_read += len(token_ids)
         self.seen += token_ids
 
-    def mask(self) -> bytes | None:
+    def foresee(self, num_tokens: int, /) -> None:
+        self.num_foreseen = num_tokens
+
+    def mask(self, num_forced: int = 0, /) -> bytes | None:
         return None
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from mlxserve.text.guidance.matcher_host import RowOutcome
-from mlxserve.text.guidance.matchers import Grammar, Matcher
+from mlxserve.text.guidance.matchers import MAX_FORCED, Grammar, Matcher
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,8 +137,28 @@ class AnswerGuide:
                 return is_at_call or self._num_opened < len(self._plan.opening)
         return self._phase is not _Phase.START or self._is_strict
 
-    def mask(self) -> bytes | None:
-        """Mask of the tokens that may come next; None allows all. Waits for it."""
+    def foresee(self, num_tokens: int) -> None:
+        for grammar in (self._plan.answer, self._plan.call):
+            if grammar is not None:
+                grammar.matchers.num_forced = min(num_tokens, MAX_FORCED)
+
+    @property
+    def forced(self) -> Sequence[int]:
+        """Tokens that the grammar forces; () while its answer covers not all tokens."""
+        matcher = self._matcher
+        is_followed = self._phase in (_Phase.CALL, _Phase.GRAMMAR) and not self._unstepped
+        if matcher is None or not is_followed or not matcher.is_settled:
+            return ()
+        return matcher.forced
+
+    def mask(self, num_forced: int = 0) -> bytes | None:
+        """Mask of the tokens that may come next; None allows all. Waits for it.
+
+        num_forced: of the `forced` tokens, how many come before
+        """
+        if num_forced:
+            assert self._matcher is not None, "a matcher forces tokens"
+            return self._matcher.forced_masks[num_forced - 1]
         while not self.is_ready:
             self.wait(_WAIT_SECONDS)
         match self._phase:

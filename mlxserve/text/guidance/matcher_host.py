@@ -37,6 +37,7 @@ KEPT_BYTES = 256 << 20  # growth of the process, beyond which the oldest grammar
 # CPU seconds that one answer's masks may take: at first, and for each token. A usual mask takes
 # 0.01 to 1 ms.
 FIRST_SECONDS, TOKEN_SECONDS = 2.0, 0.02
+FORCED_SECONDS = 0.002  # beyond which no further mask of a forced token is computed
 
 Source: TypeAlias = tuple[str, str]  # (a StructureKind, the source)
 # A matcher's number, its source, whether it begins here and compiles slowly, and new tokens.
@@ -95,18 +96,25 @@ class MatcherHost:
             return str(error)
         return ""
 
-    def follow(self, rows: Sequence[Row], forgotten: Sequence[int]) -> Iterator[list[object]]:
+    def follow(
+        self, rows: Sequence[Row], forgotten: Sequence[int], num_forced: int = 0
+    ) -> Iterator[list[object]]:
         """Yield [number, outcome, mask or reason, CPU seconds] of each row, in order.
 
         forgotten: matchers that are no longer needed
+        num_forced: maximum number of forced tokens, which are appended; the masks after them follow the mask
         """
         for number in forgotten:
             self._open.pop(number, None)
             self._seconds.pop(number, None)
         for row in rows:
             began = time.thread_time()
-            answer = self._advance(row)
-            yield [row[0], *answer, time.thread_time() - began]
+            outcome, result = self._advance(row)
+            forced: list[int] = []
+            if num_forced and outcome is RowOutcome.MASK and isinstance(result, bytes):
+                forced, masks = self._forced(self._open[row[0]], num_forced, began)
+                result = b"".join([result, *masks])
+            yield [row[0], outcome, result, time.thread_time() - began, *forced]
         if self._num_jobs % LOOK_JOBS == 0 or self._has_compiled:
             self._bound()
         self._num_jobs += 1
@@ -143,6 +151,28 @@ class MatcherHost:
             return RowOutcome.FAILED, "its masks took too long altogether"
         outcome = RowOutcome.STOPPED if matcher.is_stopped() else RowOutcome.MASK
         return outcome, mask[: self._mask_size]
+
+    def _forced(
+        self, matcher: LLMatcher, max_tokens: int, began: float
+    ) -> tuple[list[int], list[bytes]]:
+        """Return the tokens that must follow, and the mask after each; none with which it is complete.
+
+        began: processor time when the row's mask was begun
+        """
+        tokens = matcher.compute_ff_tokens()[:max_tokens]
+        copy = matcher.deep_copy() if tokens else matcher
+        forced: list[int] = []
+        masks: list[bytes] = []
+        for token in tokens:
+            is_late = time.thread_time() - began > FORCED_SECONDS
+            if is_late or not copy.consume_token(token):
+                break
+            mask = copy.compute_bitmask()
+            if copy.is_stopped() or copy.is_error():
+                break
+            forced.append(token)
+            masks.append(mask[: self._mask_size])
+        return forced, masks
 
     def _kept_grammar(self, source: Source, *, is_slow: bool) -> LLMatcher | None:
         """Return a cached grammar; None while it is being compiled. Raises ValueError."""

@@ -44,6 +44,7 @@ _LATE_SECONDS = 1.0  # without such a wait, after a message that took longer
 _AGAIN_SECONDS = 0.002  # between two questions whether a grammar is compiled
 _MEMORY_SECONDS = 1.0  # between two checks of the process's size
 _BUSY_SECONDS = 60.0  # between two restarts for its size while answers are being followed
+MAX_FORCED = 8  # forced tokens of which masks are computed in advance
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,9 @@ class Matcher:
         self.tokens = array("i", tokens)
         self.outcome: RowOutcome | None = None
         self.mask = b""
+        # Tokens that follow if the grammar allows no others, and the mask after each of them.
+        self.forced: tuple[int, ...] = ()
+        self.forced_masks: tuple[bytes, ...] = ()
         self.error: str | None = None  # reason of an outcome REFUSED or FAILED
         # The process was killed because of it, or cannot work.
         self.is_lost = False
@@ -136,6 +140,8 @@ class Matchers:
         """refuse: called with a structure that had to be killed, its client, and why."""
         self._helper = helper
         self._mask_size = -(-vocab_size // 32) * 4
+        self._vocab_size = vocab_size
+        self.num_forced = 0  # forced tokens to find out with each mask
         self._refuse = refuse
         self._numbers = itertools.count()  # numbers of matchers, whichever process they are in
         self._open: weakref.WeakValueDictionary[int, Matcher] = weakref.WeakValueDictionary()
@@ -210,7 +216,9 @@ class Matchers:
         rows = [self._row(matcher) for matcher in self._chosen()]
         forgotten = [self._forgotten.popleft() for _ in range(len(self._forgotten))]
         try:
-            self._job = self._helper.begin("follow", rows, forgotten, seconds=MASK_SECONDS)
+            self._job = self._helper.begin(
+                "follow", rows, forgotten, self.num_forced, seconds=MASK_SECONDS
+            )
         except HelperKilled as error:
             self._lose(error)
             return
@@ -259,14 +267,19 @@ class Matchers:
     def _settle(self, value: Any) -> None:
         """Apply the answer of one row, which is validated: the process is not trusted."""
         match value:
-            case [int(number), int(outcome), bytes(mask), float(seconds)] if (
+            case [int(number), int(outcome), bytes(masks), float(seconds), *forced] if (
                 number in self._asked
                 and outcome in (RowOutcome.MASK, RowOutcome.STOPPED)
-                and len(mask) == self._mask_size
+                and len(masks) == self._mask_size * (1 + len(forced))
+                and all(type(token) is int and 0 <= token < self._vocab_size for token in forced)
             ):
                 matcher, num_tokens = self._asked.pop(number)
                 matcher.num_known = num_tokens
-                matcher.mask = mask
+                size = self._mask_size
+                matcher.mask, *following = (
+                    masks[first : first + size] for first in range(0, len(masks), size)
+                )
+                matcher.forced, matcher.forced_masks = tuple(forced), tuple(following)
                 matcher.outcome = RowOutcome(outcome)
                 matcher.num_ends, matcher.asked_at = 0, None
                 matcher.seconds = seconds

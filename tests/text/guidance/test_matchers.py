@@ -19,7 +19,7 @@ from mlxserve.hub.embedded import model_path
 from mlxserve.system.suspend_clock import RUNNING
 from mlxserve.text.guidance.guide import AnswerGuide, Plan
 from mlxserve.text.guidance.matcher_host import RowOutcome
-from mlxserve.text.guidance.matchers import Grammar, Matchers
+from mlxserve.text.guidance.matchers import MAX_FORCED, Grammar, Matchers
 from mlxserve.text.tokenizer import Tokenizer
 from tests.text.guidance.call_formats import LATE, allowed_tokens, drawn, outcome
 
@@ -71,6 +71,42 @@ def masks(tokenizer: Tokenizer) -> Iterator[Masks]:
     made = Masks(tokenizer, Counted())
     yield made
     made.matchers.close()
+
+
+@pytest.mark.parametrize(
+    "source", ["temperature: [0-9]{2} degrees", "(yes, certainly|no, certainly not)[.!]", "abc"]
+)
+def test_masks_after_forced_tokens_are_those_once_they_are_read(masks: Masks, source: str) -> None:
+    guide, step_by_step = (masks.guide(masks.regex(source)) for _ in range(2))
+    masks.matchers.num_forced = MAX_FORCED
+    for _ in range(20):
+        mask = guide.mask()
+        masks.matchers.num_forced = 0
+        for number, token in enumerate(guide.forced):
+            step_by_step.read([token])
+            assert step_by_step.mask() == guide.mask(1 + number)
+        masks.matchers.num_forced = MAX_FORCED
+        tokens = [*guide.forced] or allowed_tokens(mask or b"")[:1]
+        if not guide.forced:
+            step_by_step.read(tokens)
+        assert step_by_step.mask() is not None
+        guide.read(tokens)
+        if tokens == [2]:
+            break
+    else:
+        pytest.fail("the grammar does not end")
+
+
+def test_forced_tokens_are_found_where_they_are_wanted(masks: Masks) -> None:
+    grammar = masks.regex("temperature: [0-9]{2} degrees")
+    for most in (0, 2, MAX_FORCED):
+        guide = masks.guide(grammar)
+        guide.foresee(most)
+        assert guide.mask()
+        assert len(guide.forced) <= most
+        assert bool(guide.forced) == (most > 0)
+        guide.read([guide.forced[0] if most else masks.ids("temp")[0]])
+        assert guide.forced == (), "until the next answer"
 
 
 def settled(guides: list[AnswerGuide]) -> list[bytes | None]:
@@ -239,7 +275,7 @@ def test_a_large_process_starts_again_and_no_answer_changes(
     assert other.mask() == mask
 
 
-@pytest.mark.parametrize("kind", ["Raises", "Lies", "Silent"])
+@pytest.mark.parametrize("kind", ["Raises", "Lies", "Forces", "Silent"])
 def test_a_process_that_answers_nonsense_fails_the_answers_that_asked(
     tokenizer: Tokenizer, kind: str
 ) -> None:

@@ -1,4 +1,4 @@
-"""Every rule of drafts over recurrent states is needed: without it a test fails."""
+"""Every rule of drafts over recurrent states, penalties and structures is needed: without it a test fails."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from mlxserve.cache.kinds import draft_states
 from mlxserve.cache.kinds.draft_states import DraftStates
 from mlxserve.cache.kinds.state_ends import StateEnds
 from mlxserve.cache.kinds.state_slots import StateSlots
-from mlxserve.model import state_groups
+from mlxserve.model import sampler, state_groups
 from mlxserve.model.state_groups import Group
 from mlxserve.model.states import StateStore
-from tests.model import test_states
+from tests.model import test_sampler, test_states
 from tests.mutation.bug import Bug
 from tests.scheduler import test_drafts_over_states
 from tests.scheduler.conftest import make_engine as make_engine
@@ -107,6 +107,20 @@ FOUND = {
         "PROMPT_STATES * len(self._running)",
         "0",
         test_drafts_over_states.test_a_draft_is_cut_to_the_slots_that_no_one_needs,
+    ),
+    "leave the tokens of a draft out of penalties": Bug(
+        sampler,
+        "_with_penalties",
+        "range(draws[row].num_drafted)",
+        "range(0)",
+        lambda: test_sampler.test_penalties_count_the_tokens_of_a_draft_before_a_row(0),
+    ),
+    "give all rows of a draft the first mask": Bug(
+        sampler,
+        "_guided",
+        "guide.mask(draw.num_drafted)",
+        "guide.mask(0)",
+        lambda: test_sampler.test_each_row_of_a_draft_has_the_mask_after_the_tokens_before_it(),
     ),
     "drop protected states for drafts": Bug(
         StateEnds,
