@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import pytest
+from mlx_lm.utils import load_model
 
+from mlxserve import LLM, SamplingParams
+from mlxserve.model.drafting import drafter as drafter_file
 from mlxserve.model.drafting.drafter import Drafter
 from mlxserve.request import Chunk
 
@@ -59,3 +63,43 @@ def spoiled_pages(value: float | None, *, every: int) -> Iterator[list[int]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Drafter, "begin", spoil)
         yield times
+
+
+def accepted_share(
+    model: str | None,
+    prompts: Sequence[Any],
+    params: SamplingParams,
+    draft: Path,
+    *,
+    shares_noise: bool = True,
+    **options: Any,
+) -> tuple[float, list[list[int]]]:
+    """(accepted tokens of those drafted, one in a step; the answers).
+
+    shares_noise: draw guesses with the noise of the model's own draws; otherwise with another
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        if not shares_noise:
+            patch.setattr(drafter_file, "seed_of", lambda _request, _seed: 77)
+        config = {"num_pages": 80, "page_size": 16, "disable_log_stats": True, **options}
+        with LLM(model, draft_model=str(draft), speculative_tokens=1, **config) as llm:
+            outputs = llm.generate(list(prompts), params, use_tqdm=False)
+            count = llm.stats().scheduler
+    return count.accepted_tokens / count.drafted_tokens, [
+        list(output.token_ids) for output in outputs
+    ]
+
+
+def total_variation(
+    first: Path, second: Path, texts: Sequence[Sequence[int]], temperature: float
+) -> float:
+    """Mean distance of the distributions that both models have after each token of the texts."""
+    models = [load_model(folder)[0] for folder in (first, second)]
+    distances = []
+    for text in texts:
+        one, other = (
+            mx.softmax(model(mx.array([list(text)])).astype(mx.float32) / temperature, axis=-1)
+            for model in models
+        )
+        distances.append(0.5 * mx.abs(one - other).sum(axis=-1).mean().item())
+    return sum(distances) / len(distances)

@@ -21,6 +21,8 @@ from tests import test_draft_models as tokens
 from tests.model.drafting import test_draft_pages as rows
 from tests.model.drafting import test_drafter as guesses
 from tests.mutation.bug import Bug
+from tests.scheduler import test_drafts
+from tests.scheduler.conftest import make_engine as make_engine
 
 pytestmark = pytest.mark.mutation
 
@@ -69,7 +71,8 @@ FOUND: dict[str, Bug] = {
         "_take",
         "reason is not None or guess",
         "guess",
-        tokens.test_answers_end_within_drafts_where_they_end_without,
+        test_drafts.test_no_order_of_events_breaks_an_invariant_with_drafts,
+        {"seed": 21},
     ),
     "verify placeholders in place of guesses": Bug(
         runner.ModelRunner,
@@ -77,6 +80,20 @@ FOUND: dict[str, Bug] = {
         "mx.maximum(guesses, 0)",
         "mx.zeros_like(guesses)",
         guesses.test_a_step_verifies_guesses_that_nobody_has_read,
+    ),
+    "count what was not guessed": Bug(
+        Commit,
+        "_end_draft",
+        "num_drafted -= result.guesses.count(GUESS)",
+        "pass",
+        test_drafts.test_what_was_not_guessed_is_neither_counted_nor_learnt,
+    ),
+    "compare with placeholders": Bug(
+        Commit,
+        "_commit_fully",
+        "result.guesses or chunk.draft",
+        "chunk.draft",
+        test_drafts.test_placeholders_are_no_tokens_whatever_becomes_of_their_step,
     ),
     "put guesses one row too far": Bug(
         runner,

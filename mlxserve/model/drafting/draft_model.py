@@ -44,6 +44,9 @@ class DraftModel(Drafter):
     def _logits(
         self, batch: Batch, tokens: mx.array, rows: list[int], carried: mx.array | None
     ) -> tuple[mx.array, mx.array | None]:
+        if self._num_known < self._vocab_size:
+            # A guess from logits that are no numbers may be any token of the model.
+            tokens = mx.minimum(tokens, self._num_known - 1)
         return self._forward.logits(batch, tokens, rows), None
 
     def follow(self, chunks: Sequence[Chunk], tokens: mx.array, hidden: mx.array | None) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 import pytest
 
 from metal_kernels.choice import select_backend
@@ -175,6 +176,35 @@ def test_guesses_that_were_not_made_are_no_tokens(loaded: LoadedModel) -> None:
     assert found is not None
     assert found.guesses == (GUESS, GUESS)
     assert drafter.followed[-1][0] == [15, 0, 0]
+
+
+@pytest.mark.parametrize("params", [GREEDY, SamplingParams(temperature=0.8, top_p=0.9, seed=3)])
+def test_a_smaller_vocabulary_is_never_left_though_its_logits_are_no_numbers(
+    loaded: LoadedModel,
+    build_model: Callable[..., tuple[nn.Module, dict[str, Any]]],
+    params: SamplingParams,
+) -> None:
+    """mlx does not check the indices of an embedding."""
+    small = prepare(*build_model("llama", vocab_size=300), "small")
+    kv = KVPool(small.layers, 8, PAGE, select_backend("cpu"))
+    drafter = DraftModel(small, DraftPages(kv), vocab_size=loaded.vocab_size, max_rows=64)
+    seen: list[int] = []
+    embed = small.model.model.embed_tokens
+
+    def remembered(ids: mx.array) -> mx.array:
+        seen.extend(ids.reshape(-1).tolist())
+        return embed(ids)
+
+    remembered.as_linear = embed.as_linear  # type: ignore[attr-defined]
+    small.model.model.embed_tokens = remembered
+    live = LiveRequest(Request("r", [299, 1500, 8, 1000, 20], params))
+    chunk = drafting(live, (0,), 4)
+    for num_good in (0, 4):
+        numbers = np.full(kv.nbytes_of(1) // 4, np.nan, np.float32)
+        kv.write_units([0], [numbers.tobytes()])
+        drafter.pages.mark(chunk, 0, num_good)
+        assert all(0 <= token < loaded.vocab_size for token in proposed(drafter, chunk))
+    assert 0 <= min(seen) <= max(seen) < 300
 
 
 def test_a_draft_model_computes_prompts_as_they_come(loaded: LoadedModel) -> None:
