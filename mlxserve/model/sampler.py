@@ -108,28 +108,17 @@ def sample(
     pending_ids: the previous step's ids, for draws with a lazy_index
     inputs: (rows,) int32, the tokens that the rows were computed from, if there are drafts
     """
-    raw = logits.astype(mx.float32)
-    ids = sampled_ids(raw, draws, pending_ids, inputs)
+    logits = raw = logits.astype(mx.float32)
+    if any(_is_steered(draw.request.asked) for draw in draws):
+        logits = _with_bias(_with_penalties(raw, draws, pending_ids, inputs), draws)
+        logits = _guided(_without_early_ends(logits, draws), draws)
+    ids = _choose(logits, draws)
     wanting = tuple(
         i for i, draw in enumerate(draws) if draw.request.asked.params.logprobs is not None
     )
     if not wanting:
         return PendingSample(ids, (), None, None, None)
     return PendingSample(ids, wanting, *_logprobs_of(raw, ids, draws, wanting))
-
-
-def sampled_ids(
-    logits: mx.array,
-    draws: Sequence[Draw],
-    pending_ids: mx.array | None = None,
-    inputs: mx.array | None = None,
-) -> mx.array:
-    """Choose a token for each row as `sample` does; (rows,) int32."""
-    logits = raw = logits.astype(mx.float32)
-    if any(_is_steered(draw.request.asked) for draw in draws):
-        logits = _with_bias(_with_penalties(raw, draws, pending_ids, inputs), draws)
-        logits = _guided(_without_early_ends(logits, draws), draws)
-    return _choose(logits, draws)
 
 
 def seed_of(request: LiveRequest, engine_seed: int) -> int:

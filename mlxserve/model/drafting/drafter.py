@@ -25,7 +25,7 @@ import numpy as np
 
 from mlxserve.model.batch import Batch
 from mlxserve.model.drafting.draft_pages import DraftPages
-from mlxserve.model.sampler import Draw, sampled_ids, seed_of
+from mlxserve.model.sampler import Draw, sample, seed_of
 from mlxserve.request import GUESS, Chunk
 
 
@@ -170,7 +170,7 @@ class Drafter(ABC):
         logits = logits[:, : self._vocab_size]
         if (missing := self._vocab_size - logits.shape[-1]) > 0:
             logits = mx.pad(logits, [(0, 0), (0, missing)], constant_values=-mx.inf)
-        return sampled_ids(logits, draws), carried
+        return sample(logits, draws).ids, carried
 
     def batch(self, chunks: Sequence[Chunk]) -> Batch:
         """Return the batch of these rows; a row of an image counts as the first token."""
