@@ -40,7 +40,7 @@ class Drafts(ABC):
         controller: chooses among the drafts; by default one that nobody tells the time
         """
         self.controller = DraftController() if controller is None else controller
-        self._max_tokens = max_tokens
+        self.max_tokens = max_tokens
 
     @abstractmethod
     def expects_draft(self, request: LiveRequest) -> bool:
@@ -52,7 +52,7 @@ class Drafts(ABC):
 
     def longest(self, request: LiveRequest) -> int:  # noqa: ARG002 (a source may know less of it)
         """Return the most tokens of the request's next draft."""
-        return self._max_tokens
+        return self.max_tokens
 
     def pays(self, num_decodes: int, requests: Iterable[tuple[LiveRequest, int]]) -> bool:
         """Return True if it probably pays to read the unread step, so as to draft from its tokens.
@@ -119,10 +119,10 @@ class LookupDrafts(Drafts):
         return self._lookup(request).expects_draft(request.token_ids)
 
     def longest(self, request: LiveRequest) -> int:
-        return min(self._max_tokens, self._lookup(request).size)
+        return min(self.max_tokens, self._lookup(request).size)
 
     def draft(self, request: LiveRequest, max_tokens: int) -> tuple[int, ...]:
-        return self._lookup(request).draft(request.token_ids, min(max_tokens, self._max_tokens))
+        return self._lookup(request).draft(request.token_ids, min(max_tokens, self.max_tokens))
 
     def learn(self, request: LiveRequest, num_drafted: int, num_accepted: int) -> None:
         self._lookup(request).learn(num_drafted, num_accepted)

@@ -159,8 +159,8 @@ class Scheduler:
             request.leader = leader
         self._queue(request)
         if asked.guide is not None:
-            if self._drafts is not None:
-                asked.guide.foresee(self.config.speculative_tokens)
+            if self.drafts is not None:
+                asked.guide.foresee(self.drafts.max_tokens)
             asked.guide.ask()
         return request
 
