@@ -401,7 +401,7 @@ def build_part(
         group=group,
         adapters=find_adapters(config.adapters),
     )
-    draft_files, drafting = None if loaded.has_states else _draft_files(config), None
+    draft_files, drafting = _draft_files(config), None
     if draft_files is not None:
         try_first(config, draft_files, memory_limit)
         drafting = load_draft_model(
