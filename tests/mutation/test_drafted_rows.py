@@ -13,10 +13,13 @@ from mlxserve.cache.kinds.state_slots import StateSlots
 from mlxserve.model import sampler, state_groups
 from mlxserve.model.state_groups import Group
 from mlxserve.model.states import StateStore
+from mlxserve.scheduler.balance import Balance
+from mlxserve.text.guidance.matcher_host import MatcherHost
 from tests.model import test_sampler, test_states
 from tests.mutation.bug import Bug
 from tests.scheduler import test_drafts_over_states
 from tests.scheduler.conftest import make_engine as make_engine
+from tests.text.guidance import test_matchers
 
 pytestmark = pytest.mark.mutation
 
@@ -121,6 +124,20 @@ FOUND = {
         "guide.mask(draw.num_drafted)",
         "guide.mask(0)",
         lambda: test_sampler.test_each_row_of_a_draft_has_the_mask_after_the_tokens_before_it(),
+    ),
+    "give drafts no memory of pages": Bug(
+        Balance,
+        "_num_wanted",
+        "+ kind.num_for_drafts",
+        "+ 0",
+        test_drafts_over_states.test_drafts_get_memory_that_pages_do_not_need,
+    ),
+    "complete a grammar with a forced token": Bug(
+        MatcherHost,
+        "_forced",
+        "copy.is_stopped() or copy.is_error()",
+        "copy.is_error()",
+        test_matchers.test_no_forced_token_completes_its_grammar,
     ),
     "drop protected states for drafts": Bug(
         StateEnds,

@@ -153,6 +153,18 @@ def test_a_request_that_waits_for_slots_begins_beside_drafts(make_engine: MakeEn
     engine.drain()
 
 
+def test_drafts_get_memory_that_pages_do_not_need(make_engine: MakeEngine) -> None:
+    engine = make_engine(
+        speculative_tokens=8, max_num_seqs=1, num_pages=64, state_bytes=2, num_state_slots=1
+    )
+    states = states_of(engine)
+    num_slots = states.stats.num_slots
+    engine.add([1, 2, 3], 60)
+    engine.drain()
+    assert engine.scheduler.stats().drafted_tokens > 0
+    assert states.stats.num_slots > num_slots
+
+
 def test_every_boundary_within_a_draft_is_kept_up_to_the_last_accepted_token(
     make_engine: MakeEngine,
 ) -> None:

@@ -38,7 +38,7 @@ class Reclaimer(ABC):
     initial_units: units at the start, for all kinds but the one that gets the rest of the memory
     min_units: units that the kind keeps in any case
     weight: bytes of a unit, relative to those of a full page
-    num_for_drafts: free units that drafts of the last plan lacked, which cost no other kind more than they are worth
+    num_for_drafts: units that drafts of the last plan lacked; other kinds give what costs them less
     """
 
     name: str

@@ -112,7 +112,7 @@ class MatcherHost:
             outcome, result = self._advance(row)
             forced: list[int] = []
             if num_forced and outcome is RowOutcome.MASK and isinstance(result, bytes):
-                forced, masks = self._forced(self._open[row[0]], num_forced, began)
+                forced, masks = self._forced(row[0], num_forced, began)
                 result = b"".join([result, *masks])
             yield [row[0], outcome, result, time.thread_time() - began, *forced]
         if self._num_jobs % LOOK_JOBS == 0 or self._has_compiled:
@@ -152,13 +152,13 @@ class MatcherHost:
         outcome = RowOutcome.STOPPED if matcher.is_stopped() else RowOutcome.MASK
         return outcome, mask[: self._mask_size]
 
-    def _forced(
-        self, matcher: LLMatcher, max_tokens: int, began: float
-    ) -> tuple[list[int], list[bytes]]:
-        """Return the tokens that must follow, and the mask after each; none with which it is complete.
+    def _forced(self, number: int, max_tokens: int, began: float) -> tuple[list[int], list[bytes]]:
+        """Return the tokens that must follow, and the mask after each; none with which the grammar is complete.
 
+        number: the matcher's
         began: processor time when the row's mask was begun
         """
+        matcher = self._open[number]
         tokens = matcher.compute_ff_tokens()[:max_tokens]
         copy = matcher.deep_copy() if tokens else matcher
         forced: list[int] = []

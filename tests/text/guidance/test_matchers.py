@@ -18,7 +18,7 @@ from mlxserve.helpers.job import Job
 from mlxserve.hub.embedded import model_path
 from mlxserve.system.suspend_clock import RUNNING
 from mlxserve.text.guidance.guide import AnswerGuide, Plan
-from mlxserve.text.guidance.matcher_host import RowOutcome
+from mlxserve.text.guidance.matcher_host import MatcherHost, RowOutcome
 from mlxserve.text.guidance.matchers import MAX_FORCED, Grammar, Matchers
 from mlxserve.text.tokenizer import Tokenizer
 from tests.text.guidance.call_formats import LATE, allowed_tokens, drawn, outcome
@@ -95,6 +95,23 @@ def test_masks_after_forced_tokens_are_those_once_they_are_read(masks: Masks, so
             break
     else:
         pytest.fail("the grammar does not end")
+
+
+def test_no_forced_token_completes_its_grammar() -> None:
+    """What follows a call that is complete is not up to its grammar."""
+    host = MatcherHost((model_path() / "tokenizer.json").read_text(), VOCABULARY, [2])
+    source = StructureKind.GRAMMAR.value, 'start: "yes, certainly"'
+    is_new = True
+    forced: list[Any] = []
+    while is_new:
+        [[_, outcome_of_row, _, _, *forced]] = host.follow(
+            [(1, source, True, False, ())], (), MAX_FORCED
+        )
+        is_new = outcome_of_row is RowOutcome.LATER
+    assert len(forced) > 3
+    for token in forced:
+        [[_, outcome_of_row, *_]] = host.follow([(1, source, False, False, [token])], ())
+        assert outcome_of_row is RowOutcome.MASK
 
 
 def test_forced_tokens_are_found_where_they_are_wanted(masks: Masks) -> None:
