@@ -215,12 +215,14 @@ class Chats:
 
         `has_more` tells that there may be more than these: ask again with the last one's id as `after`.
         """
-        after = _number(request.query_params.get("after", "0"))
+        after = request.query_params.get("after", "0")
+        if not _is_number(after):
+            raise invalid_value("after", "must be the id of a message")
 
         def read(store: Store) -> dict[str, Any]:
             store.recover()
             chat = _chat(store, request)
-            messages = store.messages(chat.id, after, MAX_PAGE)
+            messages = store.messages(chat.id, int(after), MAX_PAGE)
             has_more = sum(each.num_characters for each in messages) > MAX_PAGE
             return {**_card(chat), "messages": list(map(_sent, messages)), "has_more": has_more}
 
@@ -364,8 +366,12 @@ async def _check_owner(request: Request) -> None:
         )
 
 
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < 19
+
+
 def _number(text: str) -> int:
-    if text.isascii() and text.isdigit() and len(text) < 19:
+    if _is_number(text):
         return int(text)
     raise _unknown()
 

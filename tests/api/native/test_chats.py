@@ -337,6 +337,7 @@ def test_a_long_chat_is_read_in_pages(page: httpx.Client, monkeypatch: pytest.Mo
     shown = [[one["id"] for one in each["messages"]] for each in (first, second, last)]
     assert shown == [ids[:2], ids[2:4], ids[4:]]
     assert [each["has_more"] for each in (first, second, last)] == [True, True, False]
+    assert page.get(f"{CHATS}/{number}", params={"after": "x"}).status_code == 400
 
 
 def test_a_list_of_chats_ends_at_its_size(
