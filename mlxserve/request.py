@@ -22,6 +22,11 @@ BACKGROUND = 10  # the priority of work that no one waits for
 STATE_SLOTS = 2  # slots of a running request: its recurrent state, and its newest snapshot
 
 
+def owner_of(client: str) -> str:
+    """The API key of a client, to which what it sends belongs; "" for all clients without one."""
+    return "" if client.startswith(ANONYMOUS) else client
+
+
 def check_num_pages(num_pages: object) -> None:
     """Raises InvalidParameter for a number of pages out of range."""
     check_whole(num_pages, "num_pages", MIN_PAGES, MAX_PAGES)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import pytest
 
 from mlxserve.request import LiveRequest
-from mlxserve.scheduler import planner
-from mlxserve.scheduler.drafts import Drafts
+from mlxserve.scheduler.drafts import LookupDrafts
 
 MAX_TOKENS = 7
 
@@ -46,13 +45,24 @@ class Oracle:
     def drafting(self) -> Iterator[None]:
         """Make all drafts of engines that have any, of every decode of a step."""
 
-        def learn(_: Drafts, __: LiveRequest, num_drafted: int, num_accepted: int) -> None:
+        def learn(_: LookupDrafts, __: LiveRequest, num_drafted: int, num_accepted: int) -> None:
             self.accepted.append((num_drafted, num_accepted))
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Drafts, "expects_draft", lambda *_: True)
-            patch.setattr(Drafts, "draft", lambda _, request, most: self.draft(request, most))
-            patch.setattr(Drafts, "learn", learn)
-            patch.setattr(planner, "MAX_DECODES", 16)
-            patch.setattr(planner, "MAX_ROWS", 64)
+            patch.setattr(LookupDrafts, "expects_draft", lambda *_: True)
+            patch.setattr(LookupDrafts, "draft", lambda _, request, most: self.draft(request, most))
+            patch.setattr(LookupDrafts, "learn", learn)
+            patch.setattr(LookupDrafts, "pays", lambda *_: True)
+            patch.setattr(LookupDrafts, "choose", _all)
             yield
+
+
+def _all(
+    _: LookupDrafts, __: int, drafts: Mapping[LiveRequest, tuple[int, ...]], max_tokens: int
+) -> dict[LiveRequest, tuple[int, ...]]:
+    """Choose every draft that the step has room for."""
+    chosen = {}
+    for request, draft in drafts.items():
+        chosen[request] = draft[:max_tokens]
+        max_tokens -= len(chosen[request])
+    return {request: draft for request, draft in chosen.items() if draft}

@@ -312,7 +312,7 @@ def test_the_cache_of_compiled_schemas_is_bounded(count: int) -> None:
     host = MatcherHost((model_path() / "tokenizer.json").read_text(), 2_100, [2])
     for number in range(count):
         source = (StructureKind.JSON_SCHEMA.value, json.dumps({"const": number}))
-        while next(host.follow([(number, source, True, False, ())], ()))[1] is RowOutcome.LATER:
+        while next(host.follow([(number, source, True, False, (), "")], ()))[1] is RowOutcome.LATER:
             pass
     assert host.num_kept() == MAX_KEPT < count
 

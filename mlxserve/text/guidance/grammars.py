@@ -15,7 +15,6 @@ import hashlib
 import json
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -26,6 +25,8 @@ from mlxserve.helpers.errors import HelperKilled, JobFailed, KillReason
 from mlxserve.helpers.fair_executor import MEDIUM_SECONDS, FairExecutor, Lane, lane_of
 from mlxserve.helpers.helper import BEHIND_THE_ENGINE, Helper
 from mlxserve.helpers.work import RunsIn, Work
+from mlxserve.request import owner_of
+from mlxserve.system.owned_cache import OwnedCache
 from mlxserve.text.guidance.matchers import Grammar, Matchers
 from mlxserve.text.guidance.schemas import narrowed
 from mlxserve.text.guidance.structures import MAX_SOURCE, check_schema
@@ -57,8 +58,8 @@ class Grammars:
         self._lock = threading.Lock()
         self._is_closed = False
         # Digest of a source -> the seconds in which it compiled; or when to try again, and why not
-        # before.
-        self._checked: OrderedDict[bytes, float | tuple[float, str]] = OrderedDict()
+        # before. By API key: none learns from the time what another has sent.
+        self._checked = OwnedCache[bytes, float | tuple[float, str]](MAX_CHECKED)
 
     async def compile(
         self, structure: Structure, client: str = "", *, limit: int = MAX_SOURCE
@@ -74,7 +75,7 @@ class Grammars:
             raise InvalidParameter(structure.field, f"is longer than {limit} characters")
         if self._is_closed:
             raise EngineStopped("The engine was closed.")
-        took = self._known_seconds(structure)
+        took = self._known_seconds(structure, client)
         if took is None:
             took = await self._tried(structure, client)
         assert self.matchers is not None
@@ -91,27 +92,22 @@ class Grammars:
         if self.matchers is not None:
             self.matchers.close()
 
-    def _known_seconds(self, structure: Structure) -> float | None:
+    def _known_seconds(self, structure: Structure, client: str) -> float | None:
         """Seconds that it took to compile. Raises InvalidParameter if it was killed recently."""
-        key = _digest(structure)
-        with self._lock:
-            outcome = self._checked.get(key)
-            if isinstance(outcome, float):
-                self._checked.move_to_end(key)
-                return outcome
-            if outcome is None:
-                return None
-            until, reason = outcome
-            if time.monotonic() < until:
-                raise InvalidParameter(structure.field, reason)
-            del self._checked[key]
-            return None
+        owner, key = owner_of(client), _digest(structure)
+        outcome = self._checked.get(owner, key)
+        if outcome is None or isinstance(outcome, float):
+            return outcome
+        until, reason = outcome
+        if time.monotonic() < until:
+            raise InvalidParameter(structure.field, reason)
+        self._checked.drop(owner, key)
+        return None
 
-    def _remember(self, structure: Structure, outcome: float | tuple[float, str]) -> None:
-        with self._lock:
-            self._checked[_digest(structure)] = outcome
-            if len(self._checked) > MAX_CHECKED:
-                self._checked.popitem(last=False)
+    def _remember(
+        self, structure: Structure, client: str, outcome: float | tuple[float, str]
+    ) -> None:
+        self._checked.put(owner_of(client), _digest(structure), outcome)
 
     async def _tried(self, structure: Structure, client: str) -> float:
         """Try the structure, and return the seconds that it takes. Raises what `compile` raises."""
@@ -134,7 +130,7 @@ class Grammars:
         Raises InvalidParameter, at the last try also for the time.
         """
         # Another request has asked for the same.
-        if self._known_seconds(structure) is not None:
+        if self._known_seconds(structure, client) is not None:
             return True
         lane = lane_of(seconds)
         try:
@@ -145,7 +141,7 @@ class Grammars:
         if not killed:
             if fault:
                 raise InvalidParameter(structure.field, fault)
-            self._remember(structure, seconds)
+            self._remember(structure, client, seconds)
             return True
         if seconds < TRIES[-1] and killed in (KillReason.TIME, KillReason.PAUSED):
             return False
@@ -156,7 +152,7 @@ class Grammars:
 
     def refuse(self, structure: Structure, client: str, reason: str) -> None:
         """Refuse a structure that was too expensive for a while; its client's work goes last."""
-        self._remember(structure, (time.monotonic() + REFUSED_SECONDS, reason))
+        self._remember(structure, client, (time.monotonic() + REFUSED_SECONDS, reason))
         self._executor.charge(client, CHARGED_SECONDS)
 
     def _outcome(self, structure: Structure, lane: Lane, seconds: float) -> tuple[str, str]:

@@ -16,7 +16,6 @@ import ctypes
 import os
 import sys
 import time
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from enum import IntEnum
@@ -26,6 +25,7 @@ import psutil
 
 from mlxserve.core.sampling_params import StructureKind
 from mlxserve.helpers.fork import forked
+from mlxserve.system.owned_cache import OwnedCache
 from mlxserve.text.guidance.structures import grammar_text
 
 if TYPE_CHECKING:
@@ -40,8 +40,9 @@ FIRST_SECONDS, TOKEN_SECONDS = 2.0, 0.02
 FORCED_SECONDS = 0.002  # beyond which no further mask of a forced token is computed
 
 Source: TypeAlias = tuple[str, str]  # (a StructureKind, the source)
-# A matcher's number, its source, whether it begins here and compiles slowly, and new tokens.
-Row: TypeAlias = tuple[int, Source, bool, bool, Sequence[int]]
+# A matcher's number, its source, whether it begins here and compiles slowly, new tokens, and the API key
+# that sent the source: what is kept for one key is not found by another.
+Row: TypeAlias = tuple[int, Source, bool, bool, Sequence[int], str]
 
 
 class RowOutcome(IntEnum):
@@ -68,8 +69,8 @@ class MatcherHost:
         # word that llguidance adds if the vocabulary fills its last one.
         self._mask_size = -(-vocab_size // 32) * 4
         self._kept_bytes = kept_bytes
-        self._kept: OrderedDict[Source, LLMatcher] = OrderedDict()
-        self._compiling: dict[Source, Future[LLMatcher]] = {}
+        self._kept = OwnedCache[Source, "LLMatcher"](MAX_KEPT)
+        self._compiling: dict[tuple[str, Source], Future[LLMatcher]] = {}
         self._compilers = ThreadPoolExecutor(1, "compiler"), ThreadPoolExecutor(1, "slow-compiler")
         self._open: dict[int, LLMatcher] = {}
         self._seconds: dict[int, float] = {}  # CPU time of an open matcher, less what it may take
@@ -129,10 +130,10 @@ class MatcherHost:
         return len(self._open)
 
     def _advance(self, row: Row) -> tuple[RowOutcome, bytes | str]:
-        number, source, is_new, is_slow, tokens = row
+        number, source, is_new, is_slow, tokens, owner = row
         if is_new:
             try:
-                kept = self._kept_grammar(source, is_slow=is_slow)
+                kept = self._kept_grammar(owner, source, is_slow=is_slow)
             except ValueError as error:
                 return RowOutcome.FAILED, str(error)
             if kept is None:
@@ -174,22 +175,21 @@ class MatcherHost:
             masks.append(mask[: self._mask_size])
         return forced, masks
 
-    def _kept_grammar(self, source: Source, *, is_slow: bool) -> LLMatcher | None:
+    def _kept_grammar(self, owner: str, source: Source, *, is_slow: bool) -> LLMatcher | None:
         """Return a cached grammar; None while it is being compiled. Raises ValueError."""
-        if source not in self._kept:
-            compiling = self._compiling.get(source)
-            if compiling is None:
-                compiler = self._compilers[is_slow]
-                compiling = self._compiling[source] = compiler.submit(self._warm, source)
-            if not compiling.done():
-                return None
-            del self._compiling[source]
-            self._kept[source] = compiling.result()
-            self._has_compiled = True
-            if len(self._kept) > MAX_KEPT:
-                self._kept.popitem(last=False)
-        self._kept.move_to_end(source)
-        return self._kept[source]
+        known = self._kept.get(owner, source)
+        if known is not None:
+            return known
+        compiling = self._compiling.get((owner, source))
+        if compiling is None:
+            compiling = self._compilers[is_slow].submit(self._warm, source)
+            self._compiling[owner, source] = compiling
+        if not compiling.done():
+            return None
+        del self._compiling[owner, source]
+        self._kept.put(owner, source, compiling.result())
+        self._has_compiled = True
+        return compiling.result()
 
     def _warm(self, source: Source) -> LLMatcher:
         """Compile a source, including the lexer states that its first mask needs."""
@@ -211,8 +211,8 @@ class MatcherHost:
 
     def _bound(self) -> None:
         """Drop the oldest grammars until memory is within its bound."""
-        while self._kept and self._size() - self._first_size > self._kept_bytes:
-            self._kept.popitem(last=False)
+        while len(self._kept) and self._size() - self._first_size > self._kept_bytes:
+            self._kept.evict()
             _give_back_memory()
 
     def _size(self) -> int:

@@ -29,8 +29,9 @@ from mlxserve.helpers.errors import HelperKilled, JobFailed, KillReason
 from mlxserve.helpers.fair_executor import FairOrder
 from mlxserve.helpers.helper import Helper
 from mlxserve.helpers.job import Job
+from mlxserve.request import owner_of
 from mlxserve.system.suspend_clock import RUNNING
-from mlxserve.text.guidance.matcher_host import KEPT_BYTES, RowOutcome
+from mlxserve.text.guidance.matcher_host import KEPT_BYTES, Row, RowOutcome
 
 log = logging.getLogger("mlxserve.guidance")
 
@@ -240,7 +241,7 @@ class Matchers:
             del self._wanted[matcher]
         return chosen
 
-    def _row(self, matcher: Matcher) -> tuple[int, tuple[str, str], bool, bool, list[int]]:
+    def _row(self, matcher: Matcher) -> Row:
         number, process = matcher.number, self._helper.num_started
         if is_new := matcher.process != process:
             matcher.process, matcher.num_known = process, 0
@@ -248,7 +249,8 @@ class Matchers:
         self._asked[number] = matcher, len(matcher.tokens)
         grammar = matcher.grammar
         source = grammar.structure.kind.value, grammar.structure.source
-        return number, source, is_new, grammar.is_slow, matcher.tokens[matcher.num_known :].tolist()
+        tokens = matcher.tokens[matcher.num_known :].tolist()
+        return number, source, is_new, grammar.is_slow, tokens, owner_of(grammar.client)
 
     def _take(self, job: Job, seconds: float) -> None:
         try:

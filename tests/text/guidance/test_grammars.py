@@ -138,6 +138,40 @@ def test_a_source_that_was_killed_is_refused_without_another_try(
     grammars.close()
 
 
+def test_a_source_that_was_killed_is_refused_to_its_own_key_alone(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a refusal tells that another key has sent the source, or takes it away from that key."""
+    monkeypatch.setattr("mlxserve.text.guidance.grammars.TRIES", (0.02, 0.1))
+    grammars = Grammars(tokenizer, 2100, FairExecutor())
+    tried: list[str] = []
+    refuse = grammars.refuse
+
+    def counted(structure: Structure, client: str, reason: str) -> None:
+        tried.append(client)
+        refuse(structure, client, reason)
+
+    monkeypatch.setattr(grammars, "refuse", counted)
+    kind, source = HOSTILE[0]
+    for client in ("evil", "evil", "good", "@127.0.0.1:1", "@127.0.0.1:2", "good"):
+        with pytest.raises(InvalidParameter, match=r"takes more than 0\.1 s"):
+            asyncio.run(grammars.compile(Structure(kind, source, "response_format"), client))
+    grammars.close()
+    assert tried == ["evil", "good", "@127.0.0.1:1"]
+
+
+def test_a_schema_of_another_key_is_compiled_as_if_it_were_new() -> None:
+    host = MatcherHost((model_path() / "tokenizer.json").read_text(), 2100, [2])
+    source = (StructureKind.REGEX.value, "[0-9]{1,20}")
+    counts = []
+    for number, owner in enumerate(("good", "evil", "", "good", "evil", "")):
+        rows = [(number, source, True, False, (), owner)]
+        while next(host.follow(rows, ()))[1] is RowOutcome.LATER:
+            pass
+        counts.append(host.num_kept())
+    assert counts == [1, 2, 3, 3, 3, 3]
+
+
 @pytest.mark.slow
 def test_a_source_whose_compiler_was_stopped_is_not_refused(tokenizer: Tokenizer) -> None:
     grammars = Grammars(tokenizer, 2100, FairExecutor())
@@ -229,7 +263,7 @@ def test_masks_that_take_too_long_altogether_fail_their_answer(
     host = MatcherHost((model_path() / "tokenizer.json").read_text(), 2100, [2])
     found = RowOutcome.LATER
     while found is RowOutcome.LATER:
-        [[_, found, reason, _]] = host.follow([(1, ("regex", "[0-9]"), True, False, ())], ())
+        [[_, found, reason, _]] = host.follow([(1, ("regex", "[0-9]"), True, False, (), "")], ())
     assert (found, reason) == (RowOutcome.FAILED, "its masks took too long altogether")
 
 
