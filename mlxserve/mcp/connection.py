@@ -1,8 +1,8 @@
 """Opens the connection to an MCP server: a child process, or HTTP. Only this file imports `mcp`.
 
 A command runs in a process group of its own with a few variables of the environment (HOME, PATH
-..., no keys) and its own `env`; of what it writes to stderr the end is kept, as nothing else may
-reach the screen.
+..., no keys) and its own `env`, behind a relay that bounds what it sends; of what it writes to
+stderr the end is kept, as nothing else may reach the screen.
 """
 
 from __future__ import annotations
@@ -10,10 +10,14 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import shutil
+import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from mlxserve.mcp import relay
 from mlxserve.mcp.escapes import HalvesFilter, without_halves
 from mlxserve.mcp.servers_file import ServerEntry, ToolsError
 from mlxserve.system.loopback import is_here
@@ -67,8 +71,8 @@ async def connected(entry: ServerEntry, stderr: StderrTail) -> AsyncIterator[Cli
         from mcp.client.stdio import stdio_client
 
         parameters = StdioServerParameters(
-            command=entry.command,
-            args=list(entry.args),
+            command=sys.executable,
+            args=["-I", "-S", relay.__file__, _found(entry), *entry.args],
             env=dict(entry.env),
             cwd=entry.folder,
             encoding_error_handler="replace",
@@ -83,6 +87,18 @@ async def connected(entry: ServerEntry, stderr: StderrTail) -> AsyncIterator[Cli
         entered = await stack.enter_async_context(client)
         errors.close()  # the process has its own
         yield entered
+
+
+def _found(entry: ServerEntry) -> str:
+    """Return the entry's command. Raises FileNotFoundError."""
+    if os.sep in entry.command:
+        is_here_now = Path(entry.folder or ".", entry.command).exists()
+    else:
+        path = entry.env.get("PATH", os.environ.get("PATH"))
+        is_here_now = shutil.which(entry.command, path=path) is not None
+    if not is_here_now:
+        raise FileNotFoundError(entry.command)
+    return entry.command
 
 
 @asynccontextmanager
