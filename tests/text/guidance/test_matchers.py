@@ -105,12 +105,12 @@ def test_no_forced_token_completes_its_grammar() -> None:
     forced: list[Any] = []
     while is_new:
         [[_, outcome_of_row, _, _, *forced]] = host.follow(
-            [(1, source, True, False, ())], (), MAX_FORCED
+            [(1, source, True, False, (), "")], (), MAX_FORCED
         )
         is_new = outcome_of_row is RowOutcome.LATER
     assert len(forced) > 3
     for token in forced:
-        [[_, outcome_of_row, *_]] = host.follow([(1, source, False, False, [token])], ())
+        [[_, outcome_of_row, *_]] = host.follow([(1, source, False, False, [token], "")], ())
         assert outcome_of_row is RowOutcome.MASK
 
 
