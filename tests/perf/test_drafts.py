@@ -43,7 +43,8 @@ def test_where_drafts_pay_most_of_it_is_gained(cells: list[Cell]) -> None:
 
 @pytest.mark.slow
 def test_drafts_save_passes_of_weights_where_five_rows_share_one() -> None:
-    assert included_passes(MACHINES["M5 Max"], 15) <= 0.75
+    """With prompt lookup alone; a draft model or a head is right more often."""
+    assert included_passes(MACHINES["M5 Max"], 15) <= 0.85
     assert included_passes(MACHINES["M1 Max"], 15) <= 1.0
 
 
