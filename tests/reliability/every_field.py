@@ -7,6 +7,7 @@ is the work before and after it. Nothing is judged by a clock on the wall, which
 from __future__ import annotations
 
 import asyncio
+import gc
 import http.client
 import json
 import os
@@ -97,7 +98,12 @@ def run_every_field(
             if number % 500 == 0:
                 say(f"{number} of {len(cases[first::every])} requests")
             num_faults = len(report.faults)
-            report.add(case, *asking.ask(case))
+            status, loop, seconds = asking.ask(case)
+            if loop > MAX_LOOP_SECONDS or seconds > MAX_SECONDS:
+                # Once more: what a value does recurs, and a collection of garbage does not.
+                _, loop_again, seconds_again = asking.ask(case)
+                loop, seconds = min(loop, loop_again), min(seconds, seconds_again)
+            report.add(case, status, loop, seconds)
             for fault in report.faults[num_faults:]:
                 say(fault)
     return report
@@ -136,10 +142,12 @@ def _served(folder: Path, probe: LoopProbe) -> Iterator[Running]:
     os.environ |= dict.fromkeys(names, str(folder))
     try:
         chat = _model(probe)
+        gc.freeze()  # as a server does once it has loaded its model
         try:
             with serving(chat, stop_engine=lambda: None) as server:
                 yield server
         finally:
+            gc.unfreeze()
             chat.close()
     finally:
         for name, value in before.items():
