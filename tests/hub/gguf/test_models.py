@@ -20,6 +20,7 @@ from mlxserve import LLM, SamplingParams
 from mlxserve.core.errors import UnsupportedModel
 from mlxserve.hub.files import find_model
 from mlxserve.hub.gguf.blocks import REPACKINGS
+from mlxserve.hub.gguf.reader import read_header
 from mlxserve.model.load import load, read_model
 from mlxserve.text.tokenizer import Tokenizer
 from tests.hub.gguf.architectures import ARCHITECTURES, METADATA, VOCAB, Architecture, build
@@ -256,6 +257,12 @@ def test_blocks_that_cannot_be_converted_are_refused_by_name(tmp_path: Path, kin
     at = content.index(name.encode()) + len(name) + 4 + 2 * 8  # after its two dimensions
     assert content[at : at + 4] == bytes(4)  # float32
     content[at : at + 4] = gguf.GGMLQuantizationType[kind].to_bytes(4, "little")
+    # At the end of the file, as blocks of 8 bytes a value overlap the next tensor where it was.
+    tensor = read_header(file).tensors[name]
+    start = tensor.offset - int.from_bytes(content[at + 4 : at + 12], "little")
+    content += bytes(-(len(content) - start) % 32)
+    content[at + 4 : at + 12] = (len(content) - start).to_bytes(8, "little")
+    content += bytes(2 * tensor.nbytes)
     file.write_bytes(content)
     assert f"{name} is quantised as {kind}, which cannot be converted" in refusal(file)
 
