@@ -472,7 +472,7 @@ def test_in_16_bits_tokens_are_those_of_mlx_vlm_near_ties_apart(
     whole = read_whole(folder)
     # Weights and features as they are stored, which a CPU has in 32 bits.
     monkeypatch.setattr(
-        "mlxserve.build.load_probed",
+        "mlxserve.engine_part.load_probed",
         lambda files, **options: load_probed(files, **{**options, "is_metal": True}),
     )
     questions = list(QUESTIONS.values())

@@ -35,7 +35,8 @@ ARROWS: dict[str, str] = {
     "chat": (
         "metal_kernels core system helpers images request cache hub text scheduler model engine"
     ),
-    "build": "core system helpers cache disk hub text scheduler model engine chat",
+    "engine_part": "core system cache hub model",
+    "build": "core system helpers cache disk hub text scheduler model engine engine_part chat",
     "ranks": "metal_kernels core system helpers request cache hub model chat build",
     "llm": "core system helpers request text engine chat ranks",
     "__init__": "core request text chat llm",

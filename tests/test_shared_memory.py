@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-import mlxserve.build
+import mlxserve.engine_part
 from metal_kernels.ops import Backend, LayerShape
 from metal_kernels.reference import ReferenceBackend
 from mlxserve import LLM
@@ -47,7 +47,7 @@ OPTIONS: dict[str, Any] = {
 @pytest.fixture(autouse=True)
 def shared(monkeypatch: pytest.MonkeyPatch) -> None:
     memory = PoolMemory(NBYTES, PAGE_BYTES)
-    monkeypatch.setattr(mlxserve.build, "pool_memory", lambda *_: memory)
+    monkeypatch.setattr(mlxserve.engine_part, "pool_memory", lambda *_: memory)
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ def test_preempted_answers_are_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     memory = PoolMemory(NBYTES - 36, PAGE_BYTES)
-    monkeypatch.setattr(mlxserve.build, "pool_memory", lambda *_: memory)
+    monkeypatch.setattr(mlxserve.engine_part, "pool_memory", lambda *_: memory)
     folder = write_model(tmp_path, "gemma3_text", sliding_window=WINDOW)
     params, prompts = replace(GREEDY, max_tokens=90), prompts_of(4, 70)
     with LLM(str(folder), **{**OPTIONS, "num_pages": 400, "num_window_pages": 0}) as llm:
@@ -190,7 +190,7 @@ def test_every_backend_moves_pages_after_all_writes(
     backend = emulated_backend()
     monkeypatch.setattr(attention, "select_backends", select)
     memory = PoolMemory(20 + NBYTES - NUM_PAGES, PAGE_BYTES)
-    monkeypatch.setattr(mlxserve.build, "pool_memory", lambda *_: memory)
+    monkeypatch.setattr(mlxserve.engine_part, "pool_memory", lambda *_: memory)
     small = {"num_pages": 20, "max_num_batched_tokens": 32}
     with LLM(str(folder), **{**OPTIONS, "num_pages": 60, "num_window_pages": 0}) as llm:
         expected = tokens(llm, prompts)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-import mlxserve.build
+import mlxserve.engine_part
 from mlxserve import LLM
 from mlxserve.cache.kinds.full_pages import FullPages
 from mlxserve.cache.kinds.state_slots import StateSlots
@@ -40,7 +40,7 @@ OPTIONS: dict[str, Any] = {
 @pytest.fixture(autouse=True)
 def shared(monkeypatch: pytest.MonkeyPatch) -> None:
     memory = PoolMemory(NBYTES, PAGE_BYTES)
-    monkeypatch.setattr(mlxserve.build, "pool_memory", lambda *_: memory)
+    monkeypatch.setattr(mlxserve.engine_part, "pool_memory", lambda *_: memory)
 
 
 @contextmanager
@@ -81,7 +81,7 @@ def test_preempted_answers_are_the_same(
     mode: str, write_model: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     memory = PoolMemory(NBYTES - 32, PAGE_BYTES)
-    monkeypatch.setattr(mlxserve.build, "pool_memory", lambda *_: memory)
+    monkeypatch.setattr(mlxserve.engine_part, "pool_memory", lambda *_: memory)
     folder = write_model(tmp_path, "lfm2")
     params, prompts = replace(GREEDY, max_tokens=90), prompts_of(4, 70)
     with LLM(str(folder), **{**OPTIONS, "max_num_seqs": 1}) as llm:

@@ -11,12 +11,13 @@ import threading
 from functools import partial
 from typing import NoReturn
 
-from mlxserve.build import build_part, build_text_model
+from mlxserve.build import build_text_model
 from mlxserve.chat.text_model import TextModel
 from mlxserve.core.config import EngineConfig
 from mlxserve.core.errors import InvalidConfig, MlxServeError, in_one_line
 from mlxserve.core.option import given_options, options_of
 from mlxserve.core.version import __version__
+from mlxserve.engine_part import build_part
 from mlxserve.helpers.fair_executor import FairExecutor
 from mlxserve.hub.files import ModelFiles, find_model, text_config
 from mlxserve.hub.kv_shapes import num_layers

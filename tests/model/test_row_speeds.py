@@ -7,8 +7,9 @@ from typing import cast
 
 import pytest
 
-from mlxserve.build import EnginePart, timed_rows
+from mlxserve.build import timed_rows
 from mlxserve.core.config import EngineConfig
+from mlxserve.engine_part import EnginePart
 from mlxserve.hub.files import find_model
 from mlxserve.model import row_speeds
 from mlxserve.model.attention import load_probed

@@ -21,10 +21,10 @@ import numpy.typing as npt
 from metal_kernels.reading import read
 from mlxserve import LLM, SamplingParams
 from mlxserve.bench.report import Figure, Report
-from mlxserve.build import EnginePart, build_part
 from mlxserve.cache.kv import LayerSpec
 from mlxserve.core.config import EngineConfig
 from mlxserve.core.errors import InvalidConfig
+from mlxserve.engine_part import EnginePart, build_part
 from mlxserve.hub.files import find_model
 from mlxserve.model.batch import Batch
 from mlxserve.model.runner import ModelRunner

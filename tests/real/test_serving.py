@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mlxserve import LLM
-from mlxserve.build import build_part
+from mlxserve.engine_part import build_part
 from mlxserve.hub.files import find_model
 from mlxserve.text.tokenizer import Tokenizer
 from tests.perf.kv_dtype import config_of, predict

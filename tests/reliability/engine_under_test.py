@@ -166,7 +166,7 @@ class EngineUnderTest:
         memory = shared_memory(options, self._window)
         with (
             patch("mlxserve.build.build_engine", build_with_gate),
-            patch("mlxserve.build.pool_memory", lambda *_: memory),
+            patch("mlxserve.engine_part.pool_memory", lambda *_: memory),
         ):
             self.model = mlxserve.build.build_text_model(
                 EngineConfig().with_options(**self.options)

@@ -1,0 +1,248 @@
+"""EnginePart: the loaded model with its pools, sized for this machine. Each rank builds one."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+
+from mlxserve.cache.kinds.state_slots import StateSlots
+from mlxserve.cache.kinds.window_pages import WindowPages
+from mlxserve.cache.kv import Backends, KVPool
+from mlxserve.cache.pool_memory import PoolMemory
+from mlxserve.cache.window_kv import WindowKV, pools_of
+from mlxserve.core.config import EngineConfig
+from mlxserve.core.stats import PlannedMemory
+from mlxserve.hub.adapter_files import find_adapters
+from mlxserve.hub.files import ModelFiles, find_model
+from mlxserve.model.attention import AttentionChoice, load_probed
+from mlxserve.model.drafting.draft_model import DraftModel
+from mlxserve.model.drafting.draft_pages import DraftPages
+from mlxserve.model.drafting.load import load_draft_model
+from mlxserve.model.load import LoadedModel
+from mlxserve.model.load_check import try_first
+from mlxserve.model.rank_group import RankGroup
+from mlxserve.model.sizing import (
+    default_step_budget,
+    first_pages,
+    pool_memory,
+    shares_states,
+    with_sizes,
+)
+from mlxserve.model.step_peak import StepPeak, measure_step
+from mlxserve.model.window_group import WindowGroup, window_group
+from mlxserve.system import machine, metal_memory
+from mlxserve.system.metal_memory import ModelShare
+
+log = logging.getLogger("mlxserve.engine_part")
+
+
+@dataclass(frozen=True, slots=True)
+class EnginePart:
+    """The part of an engine that every rank builds, over its part of the model.
+
+    config         with the sizes that all ranks have agreed on
+    step           as measured on Metal; None elsewhere
+    first_pages    allocated at the start; None for all
+    device_memory  bytes that a growing pool may use
+    windows        sliding-window layers in a pool of their own beside `kv`; None if there are none
+    group          of these layers
+    shared         memory that several kinds share; None if each kind has its own
+    drafter        makes drafts, in pages of its own with the ids of those in `kv`; None if nothing does
+    draft_files    of the drafter's model
+    planned        bytes of weights, a step, a page, and as its pool recurrent states and the windows'
+                   pages
+    """
+
+    config: EngineConfig
+    loaded: LoadedModel
+    kv: KVPool
+    difference: float
+    step: StepPeak | None
+    first_pages: int | None
+    device_memory: int
+    planned: PlannedMemory
+    windows: WindowKV | None = None
+    group: WindowGroup | None = None
+    shared: PoolMemory | None = None
+    drafter: DraftModel | None = None
+    draft_files: ModelFiles | None = None
+
+    @property
+    def backends(self) -> Backends:
+        """What computes the attention of each layer."""
+        if self.windows is None:
+            return self.kv.backends
+        return tuple(self.pools[windowed].backends[at] for windowed, at in self.windows.places)
+
+    @property
+    def pools(self) -> tuple[KVPool, ...]:
+        """The model's pools of keys and values, that of all positions first."""
+        return (self.kv,) if self.windows is None else (self.kv, self.windows.kv)
+
+    @property
+    def page_size_on_disk(self) -> int:
+        """Bytes of a page's record, which has the drafter's rows as well."""
+        drafted = 0 if self.drafter is None else self.drafter.pages.payload_size
+        return self.kv.nbytes_of(1) + drafted
+
+
+def build_part(
+    config: EngineConfig,
+    files: ModelFiles,
+    group: RankGroup | None,
+    memory_limit: int | None = None,
+) -> EnginePart:
+    """`memory_limit`: as in `build_text_model`."""
+    memory = machine.memory()
+    num_here = 1 if group is None else group.num_on_this_machine
+    are_pages_chosen = config.num_pages is not None
+    limit = memory.limit(config.gpu_memory_utilization)
+    own_limit = limit.nbytes // num_here
+    memory_limit = own_limit if memory_limit is None else min(memory_limit, own_limit)
+    is_metal = machine.is_metal()
+    config = default_step_budget(config, is_metal=is_metal)
+    if group is None:
+        try_first(config, files, memory_limit)
+    loaded, backends, difference = load_probed(
+        files,
+        is_metal=is_metal,
+        memory_limit=memory_limit,
+        kv_cache_dtype=config.kv_cache_dtype,
+        attention_backend=config.attention_backend,
+        group=group,
+        adapters=find_adapters(config.adapters),
+    )
+    draft_files, drafting = draft_files_of(config), None
+    if draft_files is not None:
+        try_first(config, draft_files, memory_limit)
+        drafting = load_draft_model(
+            config, draft_files, loaded, is_metal=is_metal, memory_limit=memory_limit
+        )
+        loaded = replace(loaded, drafter=drafting.loaded)
+    # A requested number of pages, at the start or in a resize, is bounded by all memory, without a
+    # reserve.
+    most = (memory.working_set if is_metal else memory.total) // num_here
+    own = window_group(config, loaded)
+    step = None
+    if is_metal or config.num_pages is None:
+        step = measure_step(
+            config,
+            loaded,
+            backends,
+            is_metal=is_metal,
+            memory_limit=most,
+            group=own,
+            unkept=limit.unkept // num_here,
+        )
+        if drafting is not None:
+            # It computes a step's prompts, too.
+            own_step = measure_step(
+                config,
+                drafting.loaded,
+                drafting.backends,
+                is_metal=is_metal,
+                memory_limit=most,
+            )
+            step = replace(step, planned=step.planned + own_step.planned)
+    has_shared_states = shares_states(config, loaded)
+    config = with_sizes(config, loaded, step, memory_limit, device_memory=most, group=own)
+    assert config.num_pages is not None
+    shared = pool_memory(config, loaded, step, memory_limit, own, has_shared_states)
+    planned_step = 0 if step is None else step.planned
+    step = step if is_metal else None
+    share = _share_memory(config, loaded, step)
+    first = None if are_pages_chosen else first_pages(config, config.num_pages, is_metal=is_metal)
+    windows = None
+    if own is not None and config.num_window_pages:
+        numbers = config.num_pages, config.num_window_pages
+        backed = first_pages(config, config.num_window_pages, is_metal=is_metal)
+        if shared is not None:
+            backed = min(backed, own.window.num_held)
+        kv, windows = pools_of(loaded.layers, backends, config.page_size, numbers, (first, backed))
+    else:
+        kv = KVPool(loaded.layers, config.num_pages, config.page_size, backends, first)
+    drafter = None if drafting is None else _drafter(config, loaded, drafting, first)
+    page_bytes = kv.nbytes_of(1) + config.page_size * loaded.draft_bytes_per_token
+    planned = PlannedMemory(
+        weights=loaded.weight_size,
+        step=planned_step,
+        pool=_bytes_beside(config, loaded, windows, shared, config.num_pages * page_bytes),
+        page=page_bytes,
+    )
+    part = EnginePart(
+        config,
+        loaded,
+        kv,
+        difference,
+        step,
+        first,
+        most,
+        planned,
+        windows,
+        own if windows else None,
+        shared,
+        drafter,
+        draft_files,
+    )
+    if share is not None:
+        share.follow(*part.pools, *(() if drafter is None else (drafter.pages.kv,)))
+    if group is not None:
+        group.all_min(0)  # all are ready
+    return part
+
+
+def _drafter(
+    config: EngineConfig, loaded: LoadedModel, drafting: AttentionChoice, first: int | None
+) -> DraftModel:
+    """Make a draft model's drafter, with as many pages as the model, of which `first` have memory at the start."""
+    assert config.num_pages is not None
+    layers = drafting.loaded.layers
+    kv = KVPool(layers, config.num_pages, config.page_size, drafting.backends, first)
+    return DraftModel(
+        drafting.loaded,
+        DraftPages(kv),
+        vocab_size=loaded.vocab_size,
+        max_rows=config.scheduler.step_budget,
+        seed=config.seed,
+    )
+
+
+def _bytes_beside(
+    config: EngineConfig,
+    loaded: LoadedModel,
+    windows: WindowKV | None,
+    shared: PoolMemory | None,
+    other_bytes: int,
+) -> int:
+    """Bytes planned for recurrent states and pages of windows, beside those of the other layers' pages."""
+    names = {} if shared is None else shared.page_bytes
+    nbytes = 0 if shared is None else max(0, shared.nbytes - other_bytes)
+    if StateSlots.name not in names:
+        nbytes += (config.num_state_slots or 0) * loaded.state_nbytes
+    if windows is not None and WindowPages.name not in names:
+        nbytes += windows.kv.nbytes_of(windows.kv.num_pages)
+    return nbytes
+
+
+def _share_memory(
+    config: EngineConfig, loaded: LoadedModel, step: StepPeak | None
+) -> ModelShare | None:
+    """Set this model's share of mlx's wired and cached memory.
+
+    step: as measured on Metal; None elsewhere
+    """
+    if step is None:
+        if config.wired_limit is not None:
+            log.warning("wired_limit has no effect: mlx does not compute on Metal here.")
+        return None
+    # More than there are, if they share memory with pages: a limit wires no memory that nobody has.
+    states = (config.num_state_slots or 0) * loaded.state_nbytes
+    fixed = loaded.weight_size + states
+    return metal_memory.METAL_MEMORY.add(fixed, step.planned, config.wired_limit)
+
+
+def draft_files_of(config: EngineConfig) -> ModelFiles | None:
+    """The files of the draft model; None if nothing is drafted by one."""
+    if config.draft_model is None or not config.max_draft:
+        return None
+    return find_model(config.draft_model)
