@@ -14,7 +14,7 @@ import os
 import resource
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
@@ -90,8 +90,7 @@ def run_every_field(
     """
     report = Report()
     probe = LoopProbe()
-    with _served(folder, probe) as server:
-        asking = _Asking(server, probe)
+    with _served(folder, probe) as server, closing(_Asking(server, probe)) as asking:
         document = asking.document()
         cases = list(HostileFields(document, "mlxserve-mini").cases())
         for number, case in enumerate(cases[first::every]):
@@ -182,6 +181,9 @@ class _Asking:
         self._connection = self._connected()
         for path, body in _WARM_UP:
             self._send("POST", path, json.dumps(body).encode())
+
+    def close(self) -> None:
+        self._connection.close()
 
     def document(self) -> Any:
         self._connection.request("GET", "/openapi.json")
