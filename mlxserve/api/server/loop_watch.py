@@ -2,6 +2,8 @@
 
     thread ── a beat ──▶ loop        not answered within 50 ms: the task that runs now holds it
 
+Beats follow each other by 50 ms while there are requests, and by half a second while there are none.
+
 Whatever takes long is work of the door (`mlxserve.api.fair_work`); this finds what was forgotten.
 A task belongs to the request in whose context it was created. Seconds in which the process was
 paused, or the loop waited for nobody, do not count.
@@ -25,6 +27,7 @@ from starlette.types import Scope
 from mlxserve.system.suspend_clock import RUNNING
 
 TICK = 0.05  # seconds
+IDLE_TICK = 0.5  # seconds, while there are no requests: an idle server wakes no processor 20 times a second
 CONNECTIONS = "connections"  # what no request does: reading and writing of sockets
 _UNKNOWN = "unknown"  # a path that no route has
 
@@ -98,7 +101,7 @@ class LoopWatch:
             self._loop.set_task_factory(None)
 
     def _run(self) -> None:
-        while not self._stopping.wait(self._tick) and self.look():
+        while not self._stopping.wait(self._tick if _requests else IDLE_TICK) and self.look():
             pass
 
     def look(self) -> bool:
