@@ -6,6 +6,7 @@ status of 500 or more other than 503, or none at all.
 
 from __future__ import annotations
 
+import base64
 import itertools
 import json
 import random
@@ -144,6 +145,43 @@ class Attacker:
     def embeddings(self) -> httpx.Response:
         return self._client.post("/v1/embeddings", json={"input": ["some words"] * 20})
 
+    def slow_lexer(self) -> httpx.Response:
+        """Blocks of code in a language whose lexer takes quadratic time."""
+        block = f"```html+ng2\n{'(' * self._draw.randrange(5_000, 9_500)}\n```"
+        return self._client.post("/api/v1/render", json={"texts": [block] * 5})
+
+    def long_duration(self) -> httpx.Response:
+        body = {"model": "mini", "prompt": "x", "keep_alive": f"{'1' * 20_000}x"}
+        return self._client.post("/api/generate", json={**body, "stream": False})
+
+    def large_chat(self) -> httpx.Response:
+        """A chat of some megabytes is written, read, exported and deleted."""
+        chats = "/api/v1/chats"
+        created = self._client.post(chats, json={"title": "large"})
+        if created.status_code != 200:
+            return created
+        chat = f"{chats}/{created.json()['id']}"
+        parent = None
+        for _ in range(3):
+            message = {"role": "user", "text": "word " * 200_000, "parent_id": parent}
+            added = self._client.post(f"{chat}/messages", json=message)
+            if added.status_code != 200:
+                return added
+            parent = added.json()["id"]
+        for path in (chat, f"{chat}/export?format=json", f"{chats}?search=word"):
+            reply = self._client.get(path)
+            if reply.status_code != 200:
+                return reply
+        return self._client.delete(chat)
+
+    def picture(self) -> httpx.Response:
+        """Of bytes that are no picture, in a file of some megabytes, or on another machine."""
+        data = base64.b64encode(self._draw.randbytes(3 << 20)).decode()
+        urls = (f"data:image/png;base64,{data}", "http://127.0.0.1/x.png", "https://example.org/x")
+        url = self._draw.choice(urls)
+        content = [{"type": "image_url", "image_url": {"url": url}}]
+        return self._chat(messages=[{"role": "user", "content": content}])
+
     def leave(self) -> None:
         """Leave before, during or after the answer, politely or with a reset."""
         data = json.dumps({"messages": HELLO, "max_tokens": 200, "stream": True}).encode()
@@ -186,6 +224,10 @@ ATTACKS: Mapping[str, tuple[Callable[[Attacker], httpx.Response | None], float]]
     "bad resize": (Attacker.bad_resize, 2),
     "many answers": (Attacker.many_answers, 2),
     "embeddings": (Attacker.embeddings, 2),
+    "slow lexer": (Attacker.slow_lexer, 0.5),
+    "long duration": (Attacker.long_duration, 2),
+    "large chat": (Attacker.large_chat, 0.5),
+    "picture": (Attacker.picture, 1),
     "leave": (Attacker.leave, 6),
     "not HTTP": (Attacker.not_http, 3),
 }

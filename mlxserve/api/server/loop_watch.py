@@ -27,7 +27,9 @@ from starlette.types import Scope
 from mlxserve.system.suspend_clock import RUNNING
 
 TICK = 0.05  # seconds
-IDLE_TICK = 0.5  # seconds, while there are no requests: an idle server wakes no processor 20 times a second
+IDLE_TICK = (
+    0.5  # seconds, while there are no requests: an idle server wakes no processor 20 times a second
+)
 CONNECTIONS = "connections"  # what no request does: reading and writing of sockets
 _UNKNOWN = "unknown"  # a path that no route has
 
