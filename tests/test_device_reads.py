@@ -38,6 +38,11 @@ REVIEWED: dict[str, set[str]] = {
     "metal_kernels/tables.py": {"breaks", "self.query_starts", "self.context_lens"},
     "mlxserve/cache/kv.py": {"payload"},
     "mlxserve/model/batch.py": {"chunk.page_table"},
+    "mlxserve/model/drafting/draft_pages.py": {
+        "chunk.page_table",
+        "b''.join((payload[end:] for payload in payloads))",
+    },
+    "mlxserve/model/drafting/drafter.py": {"batch.sample_rows"},
     "mlxserve/model/image_processor.py": {"value"},  # not mlx's
     "mlxserve/model/packed_states.py": {"payload[begin:end]"},
     "mlxserve/model/runner.py": {"batch.sample_rows"},

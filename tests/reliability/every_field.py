@@ -112,6 +112,7 @@ class LoopProbe:
     """The longest time in which an event loop was not free, in seconds of its thread's processor."""
 
     def __init__(self) -> None:
+        self.num_looks = 0
         self._longest = 0.0
         self._last: float | None = None
 
@@ -128,6 +129,7 @@ class LoopProbe:
 
     def _look(self) -> None:
         assert self._last is not None, "it was started"
+        self.num_looks += 1
         now = time.thread_time()
         self._longest, self._last = max(self._longest, now - self._last), now
         asyncio.get_running_loop().call_later(_TICK, self._look)
