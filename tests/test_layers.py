@@ -37,7 +37,7 @@ ARROWS: dict[str, str] = {
     ),
     "engine_part": "core system cache hub model",
     "build": "core system helpers cache disk hub text scheduler model engine engine_part chat",
-    "ranks": "metal_kernels core system helpers request cache hub model chat build",
+    "ranks": "metal_kernels core system helpers request cache hub model engine_part chat build",
     "llm": "core system helpers request text engine chat ranks",
     "__init__": "core request text chat llm",
     "api": "core system helpers images request hub text history mcp engine chat",
