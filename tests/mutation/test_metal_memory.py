@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mlxserve.hub import catalog
+from mlxserve.model import sizing
 from mlxserve.scheduler.scheduler import Scheduler
 from mlxserve.system import machine, metal_memory
 from mlxserve.system.device_memory import DeviceMemory
@@ -147,8 +148,8 @@ FOUND: dict[str, Bug] = {
         test_catalog.test_a_context_fits_up_to_the_last_page_beside_its_own_window,
     ),
     "share the memory that half a step needs": Bug(
-        test_sizing,
-        "pool_memory",
+        sizing,
+        "left_for_cache",
         "step.beside_cache",
         "step.planned",
         test_sizing.test_kinds_share_what_weights_and_a_step_leave,

@@ -107,7 +107,7 @@ FOUND_BY_MACHINE: dict[str, Bug] = {
         "restore = self._ends.names.restoring.get(request)",
     ),
     "keep a state for another page": Bug(
-        StateSlots, "_path_before", "// self._pool.page_size", "// self._pool.page_size - 1"
+        StateSlots, "_publish", "// self._pool.page_size", "// self._pool.page_size - 1"
     ),
     "drop a state and keep its arrays": Bug(
         StateEnds,
@@ -1122,9 +1122,9 @@ FOUND_BY_CLAIM: dict[str, Bug] = {
     ),
     "keep a state after a token that was dropped": Bug(
         StateSlots,
-        "_path_before",
-        "if num_pages <= len(request.page_hashes) else None",
-        "",
+        "_publish",
+        "hashes[:num_pages] if num_pages <= len(hashes) else None",
+        "hashes[:num_pages]",
         test_state_snapshots.test_a_state_after_a_token_that_was_dropped_is_not_kept,
     ),
     "a smaller pool forgets what waits": Bug(
