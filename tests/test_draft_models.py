@@ -116,7 +116,8 @@ class Scenarios:
         with LLM(self.model, num_pages=12, max_model_len=12 * PAGE, **options) as llm:
             with begun_together(4):
                 found["12 pages"] = tokens(llm, PROMPTS[:4], SAMPLING[:4])
-            assert stats(llm).num_preemptions > 0
+            # Drafts of earlier text may end answers before they run out of pages.
+            assert stats(llm).num_preemptions > 0 or (is_drafted and "draft_model" not in options)
         return found
 
     def _count(self, name: str, llm: LLM) -> None:

@@ -1,11 +1,12 @@
 from types import SimpleNamespace
 from typing import Any
 
-from mlxserve.mcp.results import MAX_IMAGE, MAX_IMAGES, MAX_RESULT, CallResult, result_of, shortened
+from mlxserve.mcp import results
+from mlxserve.mcp.results import MAX_IMAGE, MAX_IMAGES, MAX_RESULT, CallResult, shortened
 
 
 def result(parts: list[SimpleNamespace], structured: Any = None) -> CallResult:
-    return result_of(parts, structured, is_error=False)
+    return results.result_of(parts, structured, is_error=False)
 
 
 def test_texts_are_joined_and_other_parts_are_named() -> None:

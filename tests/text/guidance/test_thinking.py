@@ -129,7 +129,7 @@ def test_an_answer_that_leaves_its_grammar_fails_alone(
     chat: TextModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("mlxserve.text.guidance.guide.AnswerGuide.mask", lambda self: None)
+        patch.setattr("mlxserve.text.guidance.guide.AnswerGuide.mask", lambda *_: None)
         with pytest.raises(GrammarFailed, match="grammar became too much work"):
             asyncio.run(
                 ask(chat, AssistantTurn(thinking_budget=0), thinks=False, structure=NAME, seed=2)
