@@ -63,12 +63,14 @@ def test_recurrent_layers_are_measured_beside_attention() -> None:
     assert all(value > 0 for figure in figures for value in figure.values)
 
 
+@pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize(("who", "in_decodes"), [("ours", 12), ("ours, not fused", 19)])
 def test_a_fused_layer_is_seven_dispatches_shorter(who: str, in_decodes: int) -> None:
     found = host.layer_dispatches("qwen3", lambda model: model.decoding(2), who)
     assert found.total() == in_decodes, found
 
 
+@pytest.mark.usefixtures("compiled")
 def test_a_fused_layer_of_a_long_chunk_has_no_more_dispatches_than_mlx_lms() -> None:
     ours, theirs = (
         host.layer_dispatches("qwen3", lambda model: model.prefilling(300), who)
