@@ -240,7 +240,12 @@ class Engine:
             self._timeline.launched(launched.chunks)
         if unread is None:
             return []
-        outputs = self._scheduler.update(unread.chunks, sampled)
+        try:
+            outputs = self._scheduler.update(unread.chunks, sampled)
+        except BaseException:
+            # A call that fails here ends no request if the audit finds nothing wrong.
+            self._keep(self._scheduler.commit.outputs)
+            raise
         self._has_read = True
         return outputs
 

@@ -42,13 +42,14 @@ class Commit:
         self._admission = admission
         self._drafts = drafts
         self._stats = stats
+        self.outputs: list[Output] = []  # of the last update, as far as it came
 
     def update(
         self, chunks: Sequence[Chunk], sampled: Sequence[Sampled | None], now: int
     ) -> list[Output]:
         """Commit a step as `Scheduler.update` does, before step number `now + 1`."""
         self._tables.step_read()
-        outputs: list[Output] = []
+        outputs = self.outputs = []
         guided: list[LiveRequest] = []
         for chunk, result in zip(chunks, sampled, strict=True):
             request = chunk.request

@@ -122,7 +122,7 @@ class Scheduler:
             admission = self.planner.admission
             self.planner.balance = Balance(self._memory, tables, roster, admission)
             self.moves.balance = self.planner.balance
-        self._commit = Commit(tables, roster, self.planner.admission, self.drafts, stats)
+        self.commit = Commit(tables, roster, self.planner.admission, self.drafts, stats)
 
     @property
     def max_model_len(self) -> int:
@@ -217,8 +217,8 @@ class Scheduler:
             return []
         # A named prefix that is being computed again is given up: its claim goes with the request.
         self.roster.prefixes.pop(request_id, None)
-        self._commit.end(request, reason)
-        return [self._commit.output(request, None, reason, request.num_outputs)]
+        self.commit.end(request, reason)
+        return [self.commit.output(request, None, reason, request.num_outputs)]
 
     # ---- steps
 
@@ -249,7 +249,7 @@ class Scheduler:
 
     def update(self, chunks: Sequence[Chunk], sampled: Sequence[Sampled | None]) -> list[Output]:
         """Commit the results of the oldest unread step; those of chunks that do not sample are None."""
-        return self._commit.update(chunks, sampled, self.num_steps) if chunks else []
+        return self.commit.update(chunks, sampled, self.num_steps) if chunks else []
 
     # ---- protection from eviction, and the size of the pool
 

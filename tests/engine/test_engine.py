@@ -24,6 +24,7 @@ from mlxserve.engine.snapshot import PageState, Phase
 from mlxserve.engine.step_time_model import StepTimeModel
 from mlxserve.engine.timeline import Timeline
 from mlxserve.request import Chunk, FinishReason, Request, Sampled
+from mlxserve.scheduler.pins import Pins
 from mlxserve.scheduler.scheduler import Scheduler
 
 PAGE = 16
@@ -149,6 +150,27 @@ def test_what_was_read_is_returned_before_the_next_step_starts() -> None:
     engine.start()
     engine.start()
     assert runner.calls[4:] == ["start 1"], "a step starts once"
+
+
+def test_what_was_committed_before_a_call_failed_is_returned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The call reads a step, in which a named prefix is pinned after an answer's token was committed."""
+    engine, _ = build()
+    engine.add(request("a", 5, max_tokens=6))
+    engine.add(replace(request("p", 20, max_tokens=1), pins=True))
+    assert engine.step() == []
+
+    def fail(*_: object) -> list[int]:
+        raise RuntimeError("planted")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Pins, "fulfil", fail)
+        with pytest.raises(RuntimeError, match="planted"):
+            engine.reset_prefix_cache(force=True)
+    outputs = [output for _ in range(8) for output in engine.step()]
+    tokens = [output.token_ids for output in outputs if output.request_id == "a"]
+    assert tokens == [(7,)] * 6
 
 
 def test_pages_are_copied_before_the_step_that_writes_to_the_copies() -> None:
