@@ -69,7 +69,7 @@ class EnginePart:
 
     @property
     def backends(self) -> Backends:
-        """What computes the attention of each layer."""
+        """The backends that compute the attention of each layer."""
         if self.windows is None:
             return self.kv.backends
         return tuple(self.pools[windowed].backends[at] for windowed, at in self.windows.places)
@@ -194,7 +194,7 @@ def build_part(
 def _drafter(
     config: EngineConfig, loaded: LoadedModel, drafting: AttentionChoice, first: int | None
 ) -> DraftModel:
-    """Make a draft model's drafter, with as many pages as the model, of which `first` have memory at the start."""
+    """Make a drafter with as many pages as the model has; `first` of them have memory at the start."""
     assert config.num_pages is not None
     layers = drafting.loaded.layers
     kv = KVPool(layers, config.num_pages, config.page_size, drafting.backends, first)

@@ -101,7 +101,7 @@ def newest_server(
 
 
 def health_of(server: RunningServer) -> dict[str, Any]:
-    """What the server's `/health` reports; empty if it does not answer."""
+    """Return what the server's `/health` reports; empty if it does not answer."""
     status, content = _ask(server, "/health")
     try:
         health = json.loads(content)

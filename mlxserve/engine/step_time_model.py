@@ -191,7 +191,7 @@ class StepTimer:
         self._was_idle = False
 
     def idle(self) -> None:
-        """Note that nothing could be planned: the time until the next launch is nobody's."""
+        """Leave the time until the next launch out of `waited`, because nothing could be planned."""
         self._was_idle = True
 
     def disturb(self) -> None:

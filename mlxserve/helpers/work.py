@@ -21,7 +21,7 @@ MadeT = TypeVar("MadeT")
 
 
 class RunsIn(StrEnum):
-    """Where work runs.
+    """Names the place where work runs.
 
     A thread holds the interpreter's lock, and nothing can end it: it is for work whose time is
     linear in its bytes by construction. A parser, a lexer or a regular expression of somebody

@@ -283,21 +283,8 @@ def test_what_was_not_guessed_is_neither_counted_nor_learnt(make_engine: Callabl
     assert drafted < num_planned
 
 
-@pytest.mark.parametrize("seed", range(40))
-def test_no_order_of_events_breaks_an_invariant_with_drafts(
-    make_engine: Callable, seed: int
-) -> None:
-    """Steps with rejected tokens at every place of a page, in pools small and large; later requests
-    find what earlier ones have left."""
-    draw = random.Random(seed)
-    engine = make_engine(
-        on_device=seed % 2 == 1,
-        speculative_tokens=draw.choice([2, 8, 16]),
-        num_pages=draw.choice([12, 20, 64]),
-        max_num_seqs=draw.choice([1, 2, 4, 8]),
-        max_model_len=48,
-        max_num_batched_tokens=draw.choice([8, 13, 64]),
-    )
+def play(engine: Any, draw: random.Random) -> None:
+    """Add, fork, abort, launch, read and reset at random; later requests find what earlier ones have left."""
     for _ in range(60):
         event = draw.random()
         live = sorted(engine.requests.keys() - engine.ends.keys())
@@ -320,4 +307,22 @@ def test_no_order_of_events_breaks_an_invariant_with_drafts(
         else:
             engine.step()
     engine.drain()
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_no_order_of_events_breaks_an_invariant_with_drafts(
+    make_engine: Callable, seed: int
+) -> None:
+    """Steps with rejected tokens at every place of a page, in pools small and large; later requests
+    find what earlier ones have left."""
+    draw = random.Random(seed)
+    engine = make_engine(
+        on_device=seed % 2 == 1,
+        speculative_tokens=draw.choice([2, 8, 16]),
+        num_pages=draw.choice([12, 20, 64]),
+        max_num_seqs=draw.choice([1, 2, 4, 8]),
+        max_model_len=48,
+        max_num_batched_tokens=draw.choice([8, 13, 64]),
+    )
+    play(engine, draw)
     assert engine.scheduler.stats().drafted_tokens > 0

@@ -18,6 +18,7 @@ from mlxserve.cache.kinds.state_slots import StateSlots
 from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.request import STATE_SLOTS, Chunk, FinishReason, LiveRequest, Request
 from tests.scheduler.conftest import GhostEngine
+from tests.scheduler.test_drafts import play
 
 MakeEngine = Callable[..., GhostEngine]
 PAGE = 4
@@ -206,25 +207,4 @@ def test_no_order_of_events_breaks_an_invariant(make_engine: MakeEngine, seed: i
         max_num_batched_tokens=draw.choice([8, 13, 64]),
         **options,
     )
-    for _ in range(60):
-        event = draw.random()
-        live = sorted(engine.requests.keys() - engine.ends.keys())
-        if event < 0.15:
-            before = [*engine.requests.values()]
-            prompt = draw.choice([[1, 2, 3], [1] * 9, [2] * 13])
-            if before and event < 0.1:  # it continues an earlier answer
-                prompt = [*draw.choice(before).token_ids][: draw.randint(3, 40)]
-            engine.add(prompt, draw.choice([None, 5, 30]), ignore_eos=draw.random() < 0.8)
-        elif event < 0.17:
-            engine.fork([3, 1, 2, 3, 1], 20, 3)
-        elif event < 0.19 and live:
-            engine.abort(draw.choice(live))
-        elif event < 0.25 and len(engine.unread) < 2:
-            engine.launch()
-        elif event < 0.3 and engine.unread:
-            engine.read()
-        elif event < 0.32:
-            engine.reset(force=True)
-        else:
-            engine.step()
-    engine.drain()
+    play(engine, draw)

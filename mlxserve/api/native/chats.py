@@ -211,7 +211,7 @@ class Chats:
         return json_response(_card(chat))
 
     async def get(self, request: Request) -> Response:
-        """Reads a chat: its messages, with their parents, 4 MiB at once; `after` goes on with the next.
+        """Reads a chat: its messages, with their parents, at most 4 MiB at once; `after` continues after a message.
 
         `has_more` tells that there may be more than these: ask again with the last one's id as `after`.
         """

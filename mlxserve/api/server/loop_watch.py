@@ -40,7 +40,7 @@ _requests: WeakKeyDictionary[asyncio.Task[Any], Scope] = WeakKeyDictionary()
 
 @dataclass(frozen=True, slots=True)
 class Blocked:
-    """How long the loop was held since the start.
+    """The time for which the loop was held since the start.
 
     longest: seconds of the longest time, and its route
     """
