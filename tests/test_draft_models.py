@@ -214,6 +214,7 @@ def test_the_next_turn_is_drafted_from_cached_pages(plain: LLM, own: LLM) -> Non
     assert again.usage.cached_tokens == (len(turn[0]) - 1) // PAGE * PAGE
 
 
+@pytest.mark.slow
 def test_pages_behind_rejected_guesses_are_those_of_the_answer(plain: LLM) -> None:
     """Guesses are rejected at every place of a page, and the next turns continue on the pages that are left."""
     prompts = [[7, 8, 9, number] for number in range(40, 43)]

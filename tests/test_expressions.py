@@ -14,6 +14,7 @@ import pytest
 from tests.expressions import expressions, expressions_of, matcher, superlinear, timed_as
 
 
+@pytest.mark.slow
 def test_every_expression_of_the_product_is_linear() -> None:
     found = list(expressions())
     assert len(found) > 100, "some are not found"

@@ -196,6 +196,7 @@ def test_usage_counts_the_rows_of_images(shared: LLM) -> None:
     assert two.prompt_tokens > one.prompt_tokens >= none.prompt_tokens + one.image_tokens
 
 
+@pytest.mark.slow
 def test_images_in_chunks_preempted_and_beside_drafts(
     model: Model, shared: LLM, serve: Serve
 ) -> None:

@@ -42,7 +42,8 @@ def twice(llm: LLM) -> Tokens:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param("reference", marks=pytest.mark.slow), "emulated kernels"]
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow) for name in ("reference", "emulated kernels")],
 )
 def test_every_backend_gives_the_same_tokens(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def answers(backend: Backend) -> Tokens:

@@ -77,7 +77,8 @@ def llm_of(folder: Path, **options: Any) -> Iterator[LLM]:
 
 
 @pytest.mark.parametrize(
-    "kind", ["gemma3_text", pytest.param("gpt_oss", marks=pytest.mark.slow), "gear"]
+    "kind",
+    [*(pytest.param(kind, marks=pytest.mark.slow) for kind in ("gemma3_text", "gpt_oss")), "gear"],
 )
 def test_greedy_tokens_are_the_dense_ones(
     kind: str, write_model: Callable[..., Path], tmp_path: Path, num_shrunk: list[int]
@@ -95,7 +96,7 @@ def test_greedy_tokens_are_the_dense_ones(
     assert len(set(num_shrunk)) > 2, "memory has moved"
 
 
-@pytest.mark.parametrize("mode", ["recompute", "swap"])
+@pytest.mark.parametrize("mode", [pytest.param("recompute", marks=pytest.mark.slow), "swap"])
 def test_preempted_answers_are_the_same(
     mode: str,
     write_model: Callable[..., Path],
@@ -119,6 +120,7 @@ def test_preempted_answers_are_the_same(
     assert num_shrunk
 
 
+@pytest.mark.slow
 def test_a_cache_of_another_size_shares_as_much(
     write_model: Callable[..., Path], tmp_path: Path
 ) -> None:

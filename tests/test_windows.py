@@ -115,6 +115,7 @@ def test_greedy_tokens_are_the_dense_ones_in_every_configuration(
         assert stats.windows.num_used == 0
 
 
+@pytest.mark.slow
 def test_a_long_answer_holds_no_more_than_its_window(in_window: Callable[..., str]) -> None:
     folder = in_window("gpt_oss", 24)
     params = replace(GREEDY, max_tokens=90)

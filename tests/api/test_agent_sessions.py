@@ -91,6 +91,7 @@ def session() -> Iterator[tuple[list[dict[str, Any]], bool]]:
     yield [{"role": "user", "content": f"{words(40, 1)} {words(LINE, 5)}"}, LATE], False
 
 
+@pytest.mark.slow
 def test_a_session_of_twelve_turns_computes_only_what_is_new(chat: TextModel) -> None:
     client = TestClient(create_app(chat), base_url="http://127.0.0.1:8000")
     system = [*CLAUDE["system"], {"type": "text", "text": words(INSTRUCTIONS, 0)}]

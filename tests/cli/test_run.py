@@ -34,6 +34,7 @@ def run_model(model: str, *args: str, stdin: str | None = None) -> CommandResult
     return mlxserve("run", *flags, *args, stdin=stdin)
 
 
+@pytest.mark.slow
 def test_a_prompt_gets_the_same_answer_as_argument_and_from_a_pipe(model: str) -> None:
     argument = run_model(model, "Hello there", "--stats")
     assert argument.code == 0, argument.err
@@ -43,6 +44,7 @@ def test_a_prompt_gets_the_same_answer_as_argument_and_from_a_pipe(model: str) -
     assert run_model(model, stdin="Hello there\n") == (0, argument.out, "")
 
 
+@pytest.mark.slow
 def test_run_between_two_pipes_of_which_the_second_is_closed_ends_without_a_traceback(
     model: str,
 ) -> None:

@@ -41,6 +41,7 @@ def test_what_nobody_froze_is_collected_without_a_look_at_the_rest() -> None:
     assert 0 < gc.get_freeze_count() <= num_frozen
 
 
+@pytest.mark.slow
 def test_what_was_frozen_since_is_collected_and_the_rest_is_frozen_again() -> None:
     since = gc_freeze.frozen()
     layer = forgotten()
@@ -52,6 +53,7 @@ def test_what_was_frozen_since_is_collected_and_the_rest_is_frozen_again() -> No
     assert gc.get_freeze_count() > 0
 
 
+@pytest.mark.slow
 def test_an_engine_that_is_frozen_when_another_ends_is_freed_as_well() -> None:
     first = gc_freeze.frozen()
     many = [[Layer()] for _ in range(1_000)]

@@ -49,7 +49,7 @@ def logits(runner: ModelRunner) -> mx.array:
     return runner.logits(batch, mx.array(batch.tokens))
 
 
-@pytest.mark.parametrize("name", ["silu", "gelu_approx"])
+@pytest.mark.parametrize("name", ["silu", pytest.param("gelu_approx", marks=pytest.mark.slow)])
 def test_an_activation_is_that_of_mlx_to_a_few_roundings(name: str) -> None:
     activation, x = getattr(nn, name), mx.linspace(-20, 20, 50_001)
     expected = activation(x)

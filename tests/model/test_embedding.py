@@ -14,7 +14,7 @@ from mlxserve.core.errors import InvalidParameter, InvalidRequest
 from mlxserve.model.embedding import Embedding
 from mlxserve.model.load import LoadedModel, prepare
 from mlxserve.request import Pooling
-from tests.conftest import STATEFUL, UNUSUAL
+from tests.conftest import STATEFUL, UNUSUAL, each_of
 
 TEXT = [5, 9, 2, 7, 7, 3, 11, 4]
 
@@ -72,14 +72,14 @@ def test_a_vector_is_the_normalised_pooled_last_hidden_state(load: Load) -> None
                 np.testing.assert_allclose(embed(model, TEXT, pooling), expected, atol=1e-5)
 
 
-def test_states_and_latents_go_from_one_piece_to_the_next(load: Load) -> None:
-    for kind in [*STATEFUL, *UNUSUAL]:
-        text = TEXT * 5
-        whole = embed(load(kind), text, Pooling.MEAN)
-        assert np.linalg.norm(whole) == pytest.approx(1, abs=1e-5), kind
-        for num_tokens in (1, 7, 39):
-            pieces = embed(load(kind), text, Pooling.MEAN, num_tokens)
-            np.testing.assert_allclose(pieces, whole, atol=1e-4)
+@pytest.mark.parametrize("kind", each_of([*STATEFUL, *UNUSUAL]))
+def test_states_and_latents_go_from_one_piece_to_the_next(load: Load, kind: str) -> None:
+    text = TEXT * 5
+    whole = embed(load(kind), text, Pooling.MEAN)
+    assert np.linalg.norm(whole) == pytest.approx(1, abs=1e-5)
+    for num_tokens in (1, 7, 39):
+        pieces = embed(load(kind), text, Pooling.MEAN, num_tokens)
+        np.testing.assert_allclose(pieces, whole, atol=1e-4)
 
 
 @pytest.mark.parametrize("pooling", list(Pooling))

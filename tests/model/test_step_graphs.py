@@ -99,7 +99,11 @@ def loaded(build_model: BuildModel) -> LoadedModel:
 
 
 @pytest.fixture(
-    scope="module", params=["qwen3_next", pytest.param("falcon_h1", marks=pytest.mark.slow)]
+    scope="module",
+    params=[
+        pytest.param("qwen3_next", marks=pytest.mark.slow),
+        pytest.param("falcon_h1", marks=pytest.mark.long),
+    ],
 )
 def stateful(request: pytest.FixtureRequest, build_model: BuildModel) -> LoadedModel:
     """Recurrent layers beside attention, and both in one layer."""
@@ -212,6 +216,7 @@ def test_a_recorded_step_with_states_equals_a_built_one_bit_by_bit(stateful: Loa
     assert num_recorded(stateful, from_the_beginning(26)) >= 12
 
 
+@pytest.mark.slow
 def test_a_recorded_step_has_the_adapters_of_its_own_rows(
     build_model: BuildModel, tmp_path: Path
 ) -> None:

@@ -25,6 +25,7 @@ def cells() -> list[Cell]:
     )
 
 
+@pytest.mark.slow
 def test_no_cell_is_slower_than_plain_decode(cells: list[Cell]) -> None:
     worst = min(cells, key=lambda cell: min(cell.speeds))
     assert min(worst.speeds) >= 0.97, worst

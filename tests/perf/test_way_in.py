@@ -7,6 +7,8 @@ import subprocess
 import sys
 from functools import cache
 
+import pytest
+
 from tests.perf.calls import ROOT
 
 _TRACE = """
@@ -27,6 +29,7 @@ def way_in() -> tuple[dict[str, int], dict[str, int]]:
     return by_function, by_file
 
 
+@pytest.mark.slow
 def test_a_chat_request_is_queued_within_the_calls_that_the_design_allows() -> None:
     by_function, _ = way_in()
     assert sum(by_function.values()) <= 350, "\n".join(f"{n} {f}" for f, n in by_function.items())

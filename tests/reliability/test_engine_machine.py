@@ -15,7 +15,10 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> TinyModels:
     return TinyModels(tmp_path_factory.mktemp("models"))
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name",
+    [name if "and" in name else pytest.param(name, marks=pytest.mark.slow) for name in MODELS],
+)
 def test_a_short_episode_loses_nothing(models: TinyModels, name: str) -> None:
     # Without a disk, whose threads would make the episode another one now and then.
     report = FuzzReport(seed=5)

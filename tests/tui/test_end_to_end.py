@@ -85,6 +85,7 @@ def test_ctrl_c_twice_ends_it(window: Window) -> None:
     assert window.end() == 0
 
 
+@pytest.mark.slow
 def test_two_terminals_share_their_chats(
     open_window: OpenWindow, server: FakeServer, home: Home
 ) -> None:

@@ -59,6 +59,7 @@ def input_tokens(usage: Any) -> int:
 # The real engine.
 
 
+@pytest.mark.slow
 def test_count_tokens_predicts_the_usage_of_a_message(real: anthropic.Anthropic) -> None:
     asked = {**HELLO, "system": [{"type": "text", "text": "Be brief. " * 40}]}
     message = real.messages.create(**asked, extra_body=GREEDY)

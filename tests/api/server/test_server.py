@@ -22,6 +22,7 @@ from tests.api.server.process import (
 )
 
 
+@pytest.mark.slow
 def test_running_answers_end_with_a_readable_error_at_shutdown(
     start: Start,
 ) -> None:

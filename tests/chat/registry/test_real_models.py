@@ -79,6 +79,7 @@ def test_the_memory_of_a_model_is_known_as_soon_as_it_is_loaded(registry: ModelR
     assert registry.state("b").memory == 0
 
 
+@pytest.mark.slow
 def test_an_unloaded_model_leaves_no_arrays_also_where_its_objects_were_frozen(
     registry: ModelRegistry,
 ) -> None:

@@ -332,6 +332,7 @@ async def test_a_model_that_does_not_start_gives_way_to_the_one_before(
     assert [c[c.index("--model") + 1] for c in ours.commands] == ["mini", "a/here", "mini"]
 
 
+@pytest.mark.slow
 async def test_a_server_started_elsewhere_offers_only_its_own_models(terminal: Open) -> None:
     async with terminal() as t:
         await t.ask("/model")
