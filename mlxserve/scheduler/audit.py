@@ -21,6 +21,7 @@ def check_waiting(requests: Iterable[LiveRequest], max_overtakes: int) -> None:
 def check_running(requests: Iterable[LiveRequest], pool: PagePool, num_unread: int) -> None:
     for request in requests:
         assert request.state is RequestState.RUNNING, f"{request.id} runs as {request.state}"
+        _check_progress(request)
         _check_holder(request, pool, num_unread)
 
 
@@ -42,6 +43,15 @@ def check_foresight(request: LiveRequest, page_size: int, last: int) -> None:
         unread = len(request.token_ids) - 1  # the first position whose token is not known
         end = unread // page_size * page_size + page_size - 1
         assert request.commits_until <= min(end, last - 1), f"{request.id}: no look at its end"
+
+
+def _check_progress(request: LiveRequest) -> None:
+    """Audit that what is known is computed: all but the newest token, or up to where the prompt has come."""
+    num_known = len(request.token_ids)
+    if request.num_computed < request.prefill_end:
+        assert num_known == request.prefill_end, f"{request.id} would sample known tokens again"
+    else:
+        assert request.num_computed >= num_known - 1, f"{request.id}: known tokens are skipped"
 
 
 def _check_holder(request: LiveRequest, pool: PagePool, num_unread: int) -> None:

@@ -20,7 +20,7 @@ def pool() -> PagePool:
 @pytest.fixture
 def running(pool: PagePool) -> LiveRequest:
     """With two pages, of which six tokens are computed."""
-    request = LiveRequest(Request("r", [1] * 8, SamplingParams()), num_computed=6)
+    request = LiveRequest(Request("r", [1] * 8, SamplingParams()), num_computed=6, prefill_end=8)
     request.page_table.extend(pool.allocate(2) or ())
     request.state = RequestState.RUNNING
     check_running([request], pool, num_unread=0)
@@ -31,6 +31,8 @@ MISTAKES: dict[str, tuple[str, Callable[[LiveRequest], object]]] = {
     "r runs as": ("state", lambda _: RequestState.WAITING),
     "r: wrong number of steps in flight": ("num_in_flight", lambda _: 1),
     "r: wrong number of computed tokens": ("num_computed", lambda r: len(r.token_ids) + 2),
+    "r would sample known tokens again": ("token_ids", lambda r: [*r.token_ids, 1]),
+    "r: known tokens are skipped": ("prefill_end", lambda _: 6),
     "r: table is too short": ("page_table", lambda r: r.page_table[:1]),
     "r has a page twice": ("page_table", lambda r: r.page_table[:1] * 2),
 }
