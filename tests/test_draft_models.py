@@ -50,7 +50,7 @@ PROMPTS = [
 
 # Their draft models are of another kind, as a drafter's own states would have to go back.
 HYBRIDS = ("lfm2", "qwen3_next", "gear")
-SLOW = {("draft model", "gemma3_text"), ("draft model", "lfm2")}
+SLOW = {("draft model", "lfm2")}
 
 Tokens = list[tuple[int, ...]]
 

@@ -16,7 +16,7 @@ from mlx.utils import tree_flatten
 
 from mlxserve import LLM, SamplingParams
 from mlxserve.core.sampling_params import Structure, StructureKind
-from tests.conftest import STATEFUL
+from tests.conftest import STATEFUL, each_of
 from tests.model import coverage
 from tests.model.small_models import build
 from tests.oracle import MAX_TOKENS, Oracle
@@ -109,13 +109,7 @@ def oracle_of(folder: Path, params: SamplingParams) -> Iterator[Expected]:
 @pytest.mark.parametrize(
     "params", [pytest.param(GREEDY, marks=pytest.mark.slow), SEEDED], ids=["greedy", "top-p"]
 )
-@pytest.mark.parametrize(
-    "name",
-    [
-        name if name == "qwen3_next" else pytest.param(name, marks=pytest.mark.slow)
-        for name in ARCHITECTURES
-    ],
-)
+@pytest.mark.parametrize("name", each_of(ARCHITECTURES))
 def test_tokens_are_those_of_undrafted_decode(
     name: str, params: SamplingParams, write_model: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -137,7 +131,7 @@ def test_tokens_are_those_of_undrafted_decode(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["recompute", "swap"])
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", each_of(ARCHITECTURES))
 def test_tokens_are_the_same_where_pages_are_short_and_after_a_restart(
     name: str, mode: str, write_model: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -170,7 +164,10 @@ REQUESTS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["gear", "lfm2", "qwen3_next"])
+@pytest.mark.parametrize(
+    "name",
+    ["lfm2", *(pytest.param(name, marks=pytest.mark.long) for name in ("gear", "qwen3_next"))],
+)
 def test_what_a_request_asks_for_is_the_same(
     name: str, write_model: Callable[..., Path], tmp_path: Path
 ) -> None:

@@ -78,7 +78,11 @@ def llm_of(folder: Path, **options: Any) -> Iterator[LLM]:
 
 @pytest.mark.parametrize(
     "kind",
-    [*(pytest.param(kind, marks=pytest.mark.slow) for kind in ("gemma3_text", "gpt_oss")), "gear"],
+    [
+        "gear",
+        pytest.param("gpt_oss", marks=pytest.mark.slow),
+        pytest.param("gemma3_text", marks=pytest.mark.long),
+    ],
 )
 def test_greedy_tokens_are_the_dense_ones(
     kind: str, write_model: Callable[..., Path], tmp_path: Path, num_shrunk: list[int]
@@ -96,7 +100,7 @@ def test_greedy_tokens_are_the_dense_ones(
     assert len(set(num_shrunk)) > 2, "memory has moved"
 
 
-@pytest.mark.parametrize("mode", [pytest.param("recompute", marks=pytest.mark.slow), "swap"])
+@pytest.mark.parametrize("mode", [pytest.param("recompute", marks=pytest.mark.long), "swap"])
 def test_preempted_answers_are_the_same(
     mode: str,
     write_model: Callable[..., Path],

@@ -55,7 +55,7 @@ def test_greedy_tokens_are_the_dense_ones(folder: Path, prompts: list[list[int]]
         llm.check()
 
 
-@pytest.mark.parametrize("mode", [pytest.param("recompute", marks=pytest.mark.slow), "swap"])
+@pytest.mark.parametrize("mode", [pytest.param("recompute", marks=pytest.mark.long), "swap"])
 def test_preempted_answers_are_the_same(folder: Path, mode: str, tmp_path: Path) -> None:
     params = replace(GREEDY, max_tokens=90)
     prompts = [[1, 2, 3], [4, 5, 6, 7], [8], [9, 10]]

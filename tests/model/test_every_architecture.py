@@ -18,9 +18,8 @@ ARCHITECTURES = coverage.rows("mlx-lm")
 OF_MLX_VLM = coverage.rows("mlx-vlm")
 # Those that most folders have, and one of each way of remembering.
 OFTEN_USED = {
-    *("llama", "llama4_text", "ministral3", "qwen2", "qwen3_moe", "qwen3_5", "gemma3_text"),
-    *("gemma3n", "gemma4_text", "gpt_oss", "phi3", "deepseek_v3", "kimi_linear", "glm4_moe"),
-    *("minimax", "lfm2", "granitemoehybrid", "nemotron_h", "rwkv7"),
+    *("llama", "qwen3_moe", "qwen3_5", "gemma4_text", "gpt_oss", "deepseek_v3", "lfm2"),
+    *("glm4_moe", "nemotron_h"),
 }
 
 

@@ -119,6 +119,7 @@ def test_the_real_child_passes_a_model_and_names_what_it_refuses(
         LLM(str(bad), trial_process="always")
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_definition_that_writes_past_its_logits_does_not_end_the_server(
     files: ModelFiles, tmp_path: Path

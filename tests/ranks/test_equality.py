@@ -28,11 +28,6 @@ CASES = [
 ]
 
 WAYS = ("tensor", "pipeline")
-# One way in each run of the suite, the other with the table of all kinds.
-SPLITS = [
-    pytest.param(WAYS[0], marks=pytest.mark.ranks),
-    pytest.param(WAYS[1], marks=pytest.mark.slow),
-]
 
 Alone = Callable[[str], Answers]
 
@@ -113,7 +108,8 @@ def test_keys_and_values_in_8_bits_are_divided_as_others(
     )
 
 
-@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.ranks
+@pytest.mark.parametrize("split", WAYS)
 def test_layers_with_a_window_have_pages_of_their_own(
     split: str, write_model: Callable[..., Path], tmp_path: Path
 ) -> None:

@@ -63,6 +63,7 @@ def test_llama_cpp_answers_the_same_as_far_as_its_choices_are_clear(
     assert num_clear > 100
 
 
+@pytest.mark.long
 def test_greedy_tokens_are_mlx_lms_alone(llm: LLM, expected: list[tuple[int, ...]]) -> None:
     assert llm.reset_prefix_cache()
     params = replace(GREEDY, max_tokens=8)
@@ -72,6 +73,7 @@ def test_greedy_tokens_are_mlx_lms_alone(llm: LLM, expected: list[tuple[int, ...
         assert output.token_ids == wanted[:8]
 
 
+@pytest.mark.long
 def test_of_several_answers_each_is_the_same_and_seeds_differ(
     llm: LLM, expected: list[tuple[int, ...]]
 ) -> None:

@@ -10,7 +10,7 @@ from mlxserve import LLM
 from tests.real.asking import GREEDY, tokens_of
 from tests.real.prompts import NUM_LONG, prompts
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 
 def test_greedy_tokens_are_mlx_lms_after_up_to_6000_tokens(

@@ -31,11 +31,14 @@ SOME, MANY = slice(14, -NUM_LONG), slice(8)
 @pytest.mark.parametrize(
     ("which", "options"),
     [
-        pytest.param(SOME, {"num_pages": 400, "speculative_tokens": 4}, id="drafted"),
+        pytest.param(
+            SOME, {"num_pages": 400, "speculative_tokens": 4}, id="drafted", marks=pytest.mark.long
+        ),
         pytest.param(
             SOME,
             {"num_pages": 400, "max_num_batched_tokens": PAGE_SIZE, "max_num_seqs": PAGE_SIZE},
             id="in chunks of a page",
+            marks=pytest.mark.long,
         ),
         pytest.param(MANY, {"num_pages": 24, "page_size": 16}, id="preempted"),
     ],
@@ -59,6 +62,7 @@ def test_greedy_tokens_are_mlx_lms(
     assert is_drafted == (stats.accepted_tokens > 0)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("unhurried_disk")
 def test_a_restart_finds_the_pages_on_disk(
     smollm2: Path, expected: list[tuple[int, ...]], tmp_path: Path
@@ -82,6 +86,7 @@ def test_a_restart_finds_the_pages_on_disk(
         assert llm.stats().disk.num_read > 0
 
 
+@pytest.mark.long
 def test_perplexity_is_the_references_and_in_8_bits_a_little_more(smollm2: Path) -> None:
     ids = Tokenizer(find_model(str(smollm2)).path).encode(TEXT)[:PERPLEXITY_TOKENS]
     found = {}

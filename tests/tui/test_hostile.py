@@ -215,6 +215,7 @@ def sequences(written: Path) -> set[str]:
     return {one.group() for one in found} | set(CONTROL.findall(text))
 
 
+@pytest.mark.long
 @needs_tmux
 def test_the_same_terminal_obeys_unfiltered_output(pane: Pane, tmp_path: Path) -> None:
     obedient(pane)

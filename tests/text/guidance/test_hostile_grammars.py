@@ -104,6 +104,7 @@ _MAX_TRIES = 5
 NAMES = Structure(StructureKind.REGEX, "([A-C][a-f]{2,5},){20}")
 
 
+@pytest.mark.long
 def test_a_mask_without_end_fails_its_answer_and_no_other_waits_or_changes(chat: TextModel) -> None:
     async def scenario() -> None:
         alone = await ask(chat, NAMES)
