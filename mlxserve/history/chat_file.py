@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
-from mlxserve.system.files import make_marked_folder
+from mlxserve.system.files import NO_ROOM, make_marked_folder
 
 _BUSY_MILLISECONDS = 5_000
 
@@ -88,21 +88,31 @@ class DiskFull(StoreError):
     """There is no room on the disk, or the chats may take no more of it."""
 
 
-def is_full(error: sqlite3.Error) -> bool:
+def is_full(error: sqlite3.Error | OSError) -> bool:
     """True for an error of writing that room on the disk may mend."""
+    if isinstance(error, OSError):
+        return error.errno in NO_ROOM
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     return code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
 
 
+def not_saved(reason: object) -> str:
+    """Return the sentence for what cannot be written."""
+    return (
+        f"Cannot save the chat: {reason}. Free some disk space, or set MLXSERVE_HOME to another "
+        "folder."
+    )
+
+
 def open_file(path: Path) -> sqlite3.Connection:
-    """Open or create the file, readable by its owner only. Raises StoreError."""
+    """Open or create the file, readable by its owner only. Raises StoreError, also on a full disk."""
     try:
         make_marked_folder(path.parent)
         # Created here with the right mode, which the -wal and -shm files inherit.
         os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
         return _connect(str(path), path)
     except (OSError, sqlite3.Error) as error:
-        raise StoreError(
+        raise (DiskFull if is_full(error) else StoreError)(
             f"Cannot open the chats in {path}: {error}. "
             "Repair or move the file, or set MLXSERVE_HOME to another folder."
         ) from error
@@ -165,7 +175,7 @@ def _migrate(db: sqlite3.Connection, path: Path | None) -> None:
     db.execute("BEGIN EXCLUSIVE")
     try:
         for step in MIGRATIONS[_schema_version(db) :]:
-            for statement in _statements(step):
+            for statement in statements(step):
                 db.execute(statement)
         db.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
     except BaseException:
@@ -178,7 +188,7 @@ def _schema_version(db: sqlite3.Connection) -> int:
     return int(db.execute("PRAGMA user_version").fetchone()[0])
 
 
-def _statements(script: str) -> Iterator[str]:
+def statements(script: str) -> Iterator[str]:
     """The statements of a script. `executescript` would commit the surrounding transaction."""
     statement = ""
     for line in script.splitlines(keepends=True):

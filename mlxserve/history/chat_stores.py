@@ -79,10 +79,7 @@ class ChatStores:
         return None
 
     def _opened(self, owner: str) -> Store:
-        store = Store.open(self._path(owner))
-        if owner:
-            store.limit(MAX_KEY_BYTES)
-        return store
+        return Store.open(self._path(owner), MAX_KEY_BYTES if owner else None)
 
     def _give_back(self, owner: str, store: Store) -> None:
         with self._lock:

@@ -8,17 +8,26 @@ Blocking: the app calls it from a thread of its own.
 
 from __future__ import annotations
 
+import math
 import re
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TypeVar
 
+from mlxserve.history import search_index
 from mlxserve.history.calls import rounds_of, rounds_text
-from mlxserve.history.chat_file import DiskFull, StoreError, is_full, open_file, open_memory
+from mlxserve.history.chat_file import (
+    DiskFull,
+    StoreError,
+    is_full,
+    not_saved,
+    open_file,
+    open_memory,
+)
 from mlxserve.history.messages import (
     AnswerStats,
     ChatRecord,
@@ -29,7 +38,7 @@ from mlxserve.history.messages import (
     Version,
 )
 from mlxserve.history.picture import KeptImage, as_text, from_text
-from mlxserve.history.reserve import Reserve, empty_log
+from mlxserve.history.reserve import SCARCE, Reserve, empty_log
 from mlxserve.system.terminal_text import one_line
 
 T = TypeVar("T")
@@ -70,9 +79,24 @@ class Store:
         self._reserve = reserve
 
     @classmethod
-    def open(cls, path: Path) -> Store:
-        """Open or create the file. Raises StoreError."""
-        return cls(open_file(path), Reserve(path))
+    def open(cls, path: Path, max_bytes: int | None = None) -> Store:
+        """Open or create the file, on a full disk as well. Raises StoreError.
+
+        max_bytes: the file's maximum size, beyond which writes raise StoreError
+        """
+        reserve = Reserve(path.parent)
+        try:
+            connection = open_file(path)
+        except DiskFull:
+            reserve.release()
+            connection = open_file(path)
+        store = cls(connection, reserve)
+        if max_bytes is not None:
+            store._limit(max_bytes)
+        if not search_index.is_complete(connection):
+            with suppress(OSError, sqlite3.Error):  # next time, or another terminal
+                search_index.build(connection, min(reserve.free() - SCARCE, max_bytes or math.inf))
+        return store
 
     @classmethod
     def in_memory(cls) -> Store:
@@ -81,8 +105,7 @@ class Store:
     def close(self) -> None:
         self._db.close()
 
-    def limit(self, num_bytes: int) -> None:
-        """Set the file's maximum size, beyond which writes raise StoreError."""
+    def _limit(self, num_bytes: int) -> None:
         [page_size] = self._db.execute("PRAGMA page_size").fetchone()
         self._db.execute(f"PRAGMA max_page_count = {num_bytes // page_size}")
 
@@ -131,21 +154,14 @@ class Store:
 
     def delete(self, chat_id: int) -> None:
         """Delete a chat and its messages, on a full disk as well. Raises StoreError."""
-        try:
-            with self._write() as db:
-                db.execute("DELETE FROM chats WHERE id = ?", (chat_id,))
-        except DiskFull:
-            if self._reserve is None:
-                raise
-            self._reserve.release()
-            # Message by message: the log never holds more than one. The last ones go first, so that what
-            # is left if it fails is the beginning of the chat.
-            ids = [message.id for message in reversed(self.messages(chat_id))]
-            for table, row_id in (*(("messages", each) for each in ids), ("chats", chat_id)):
-                empty_log(self._db)
-                with self._write() as db:
-                    db.execute(f"DELETE FROM {table} WHERE id = ?", (row_id,))
-            empty_log(self._db)
+        ids = [row["id"] for row in self._ids(chat_id, after=0)]
+
+        def delete(db: sqlite3.Connection) -> None:
+            # Children first: SQLite deletes at most 1,000 generations below a message.
+            db.executemany("DELETE FROM messages WHERE id = ?", [(each,) for each in reversed(ids)])
+            db.execute("DELETE FROM chats WHERE id = ?", (chat_id,))
+
+        self._change(delete, frees_space=True)
 
     # Messages
 
@@ -162,9 +178,10 @@ class Store:
     ) -> StoredMessage:
         """Append a message and make it the end of the shown branch. Raises StoreError."""
         if self._reserve is not None:
-            self._reserve.fill()
+            self._reserve.keep(self._db)
         now = time.time()
-        with self._write() as db:
+
+        def insert(db: sqlite3.Connection) -> int | None:
             message_id = db.execute(
                 "INSERT INTO messages(chat_id, parent_id, role, text, state, model, images, created_at,"
                 " touched_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
@@ -174,6 +191,9 @@ class Store:
                 "UPDATE chats SET leaf_id = ?, updated_at = ? WHERE id = ?",
                 (message_id, now, chat_id),
             )
+            return message_id
+
+        message_id = self._change(insert)
         assert message_id is not None, "an insert has a rowid"
         return self.message(message_id)
 
@@ -184,14 +204,8 @@ class Store:
 
         The last one is that at which they exceed `max_characters`.
         """
-        # Without their texts: SQLite sorts whole rows.
-        rows = self._db.execute(
-            "SELECT id FROM messages WHERE chat_id = ? AND id > ? ORDER BY id", (chat_id, after)
-        )
-        ids = [row["id"] for row in rows]
-        return list(
-            _up_to(map(self.message, ids), lambda each: each.num_characters, max_characters)
-        )
+        messages = map(self.message, [row["id"] for row in self._ids(chat_id, after)])
+        return list(_up_to(messages, lambda each: each.num_characters, max_characters))
 
     def beginnings(self, *, but: int) -> list[tuple[ChatRecord, StoredMessage]]:
         """First questions of all chats but this one, each with its chat."""
@@ -220,20 +234,24 @@ class Store:
             **asdict(message.stats),
         }
         assigned = ", ".join(f"{name} = :{name}" for name in columns)
-        with self._write() as db:
-            written = db.execute(
+
+        def update(db: sqlite3.Connection) -> int:
+            return db.execute(
                 f"UPDATE messages SET {assigned} WHERE id = :id", {**columns, "id": message.id}
             ).rowcount
-        if not written:
+
+        if not self._change(update):
             raise StoreError(_DELETED)
 
     def remove(self, message: StoredMessage) -> None:
         """Delete an answer that has nothing below it; its question then ends the branch."""
-        with self._write() as db:
-            db.execute(
-                "UPDATE chats SET leaf_id = ? WHERE id = ?", (message.parent_id, message.chat_id)
-            )
+
+        def delete(db: sqlite3.Connection) -> None:
+            leaf = (message.parent_id, message.chat_id)
+            db.execute("UPDATE chats SET leaf_id = ? WHERE id = ?", leaf)
             db.execute("DELETE FROM messages WHERE id = ?", (message.id,))
+
+        self._change(delete, frees_space=True)
 
     def path(self, leaf_id: int | None) -> list[StoredMessage]:
         """Return the branch that ends with this message, from its root."""
@@ -280,13 +298,15 @@ class Store:
     def recover(self) -> int:
         """Mark the unfinished answers of dead terminals as stopped; returns their number.
 
-        A live terminal updates `touched_at` at every checkpoint, so its answers are left alone.
+        A live terminal updates `touched_at` at every checkpoint, so its answers are left alone. On a
+        full disk all are, so that chats can be read.
         """
-        with self._write() as db:
+        with suppress(DiskFull), self._write() as db:
             return db.execute(
                 "UPDATE messages SET state = ? WHERE state = ? AND touched_at < ?",
                 (State.STOPPED, State.WRITING, time.time() - _ABANDONED_SECONDS),
             ).rowcount
+        return 0
 
     def search(
         self, words: str, limit: int = 100, max_characters: int | None = None
@@ -298,13 +318,14 @@ class Store:
         terms = words.split()
         if not terms:
             return []
-        long = [term for term in terms if len(term) >= _TRIGRAM_SIZE]
+        is_indexed = search_index.is_complete(self._db)
+        long = [term for term in terms if is_indexed and len(term) >= _TRIGRAM_SIZE]
         where, values = [], list[str | int]()
         if long:
             where.append("m.id IN (SELECT rowid FROM messages_text WHERE messages_text MATCH ?)")
             values.append(" AND ".join('"' + term.replace('"', '""') + '"' for term in long))
         for term in terms:
-            if len(term) < _TRIGRAM_SIZE:
+            if term not in long:
                 where.append("m.text LIKE ? ESCAPE '\\' AND m.state != 'writing'")
                 values.append("%" + _like_escaped(term) + "%")
         rows = self._db.execute(
@@ -347,6 +368,26 @@ class Store:
         with self._write() as db:
             db.execute("INSERT OR REPLACE INTO settings VALUES (?, ?)", (name, value))
 
+    def _ids(self, chat_id: int, after: int) -> sqlite3.Cursor:
+        """Ids of a chat's messages, parents first. Without their texts: SQLite sorts whole rows."""
+        return self._db.execute(
+            "SELECT id FROM messages WHERE chat_id = ? AND id > ? ORDER BY id", (chat_id, after)
+        )
+
+    def _change(self, change: Callable[[sqlite3.Connection], T], *, frees_space: bool = False) -> T:
+        """Run one transaction; on a full disk again, which frees the search index's space first."""
+        try:
+            with self._write() as db:
+                return change(db)
+        except DiskFull:
+            if frees_space and self._reserve is not None:
+                self._reserve.release()
+        with search_index.small_deletes(self._db), self._write() as db:
+            search_index.drop(db)
+            result = change(db)
+        empty_log(self._db)
+        return result
+
     @contextmanager
     def _write(self) -> Iterator[sqlite3.Connection]:
         """Run one transaction. Takes the write lock at once, so that it is never upgraded later."""
@@ -355,16 +396,18 @@ class Store:
             try:
                 yield self._db
             except BaseException:
-                self._db.execute("ROLLBACK")
+                if self._db.in_transaction:  # a full disk ends it
+                    self._db.execute("ROLLBACK")
                 raise
             self._db.execute("COMMIT")
         except sqlite3.IntegrityError as error:
             raise StoreError(_DELETED) from error
         except sqlite3.Error as error:
-            raise (DiskFull if is_full(error) else StoreError)(
-                f"Cannot save the chat: {error}. Free some disk space, or set "
-                "MLXSERVE_HOME to another folder."
-            ) from error
+            if not is_full(error):
+                raise StoreError(not_saved(error)) from error
+            # What the failed transaction wrote to the log is room for others.
+            empty_log(self._db)
+            raise DiskFull(not_saved(error)) from error
 
 
 def title_of(words: str) -> str:

@@ -26,6 +26,7 @@ _TEMPLATES = "additional_chat_templates"  # the one subfolder that loaders look 
 _numbers = itertools.count()
 # In a folder that mlxserve made, and may delete with all that is in it.
 _MARKER = ".made-by-mlxserve"
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)  # errors of a full disk
 
 
 def open_regular(file: Path, *, follows: bool = True) -> BinaryIO:
@@ -133,6 +134,9 @@ def write_new(file: Path, *pieces: bytes) -> None:
 def replace_file(file: Path, content: bytes, *, is_synced: bool = False) -> None:
     """Write a file atomically: a reader sees the old or the new one. Raises OSError.
 
+    On a full disk, text that is no longer than the old one is written over it, so that an entry can be
+    removed; a crash at that moment leaves a damaged file.
+
     is_synced: wait until the disk has it, so that it survives a loss of power
     """
     unfinished = file.with_name(f".{os.getpid()}-{next(_numbers)}-{file.name}.new")
@@ -142,10 +146,32 @@ def replace_file(file: Path, content: bytes, *, is_synced: bool = False) -> None
             with open_regular(unfinished) as opened:
                 os.fsync(opened.fileno())
         os.replace(unfinished, file)
-    except OSError:
+    except OSError as error:
         with contextlib.suppress(OSError):
             unfinished.unlink(missing_ok=True)
-        raise
+        if error.errno not in NO_ROOM or not _overwrite(file, content, is_synced=is_synced):
+            raise
+
+
+def _overwrite(file: Path, content: bytes, *, is_synced: bool) -> bool:
+    """Write over a file of ours that is at least as long. False if it is none. Raises OSError."""
+    try:
+        descriptor = os.open(file, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        state = os.fstat(descriptor)
+        is_own = stat.S_ISREG(state.st_mode) and state.st_nlink == 1
+        if not is_own or state.st_uid != os.geteuid() or state.st_size < len(content):
+            return False
+        # In one call, and spaces after it: a reader in between sees one or the other.
+        os.pwrite(descriptor, content.ljust(state.st_size), 0)
+        os.ftruncate(descriptor, len(content))
+        if is_synced:
+            os.fsync(descriptor)
+        return True
+    finally:
+        os.close(descriptor)
 
 
 def check_model_files(folder: Path) -> None:

@@ -3,61 +3,55 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from mlxserve.history.reserve import SCARCE, SIZE, Reserve
-
-ROOT = Path(__file__).parents[2]
-_IN_A_NAMESPACE = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c")
-_MOUNT = 'mount -t tmpfs -o size=24m tmpfs "$0"'
+from mlxserve.history.chat_file import DiskFull, open_memory
+from mlxserve.history.reserve import SIZE, Reserve
+from tests.small_disk import run_on_small_disk
 
 
-def _may_mount(folder: Path) -> bool:
-    if shutil.which("unshare") is None:
-        return False
-    done = subprocess.run([*_IN_A_NAMESPACE, _MOUNT, folder], capture_output=True, check=False)
-    return done.returncode == 0
-
-
-@pytest.mark.parametrize("size", [20_000, 200_000])
-def test_a_chat_is_deleted_on_a_full_disk(tmp_path: Path, size: int) -> None:
-    if not _may_mount(tmp_path):
-        pytest.skip("a small disk cannot be mounted here")
-    fill = f'{_MOUNT} && exec "$1" -m tests.history.full_disk "$0/chats/c.sqlite" {size}'
-    done = subprocess.run(
-        [*_IN_A_NAMESPACE, fill, tmp_path, sys.executable],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        cwd=ROOT,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    full, room = done.stdout.splitlines()
-    assert full.startswith("full after ")
+@pytest.mark.parametrize("by", ["chats", "program"])
+@pytest.mark.parametrize(
+    ("kind", "size", "disk"),
+    [
+        ("words", 20_000, "8m"),
+        pytest.param("words", 1_000_000, "24m", marks=pytest.mark.slow),
+        pytest.param("letters", 100_000, "8m", marks=pytest.mark.slow),
+        pytest.param("chinese", 60_000, "8m", marks=pytest.mark.slow),
+    ],
+)
+def test_a_chat_is_deleted_on_a_full_disk(
+    tmp_path: Path, kind: str, size: int, disk: str, by: str
+) -> None:
+    *full, room = run_on_small_disk(tmp_path, disk, "tests.history.full_disk", kind, size, by)
+    assert len(full) == (by == "chats")
     assert room == "room again"
 
 
-def test_the_reserve_is_made_on_a_scarce_disk_and_given_back(
+def test_the_reserve_is_made_where_there_is_room_and_given_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reserve, file = Reserve(tmp_path / "chat.sqlite"), tmp_path / "chat.sqlite-reserve"
-    free = SCARCE
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
-    reserve.fill()
-    assert not file.exists()
-    free = SCARCE - 1
-    reserve.release()
-    reserve.fill()
-    assert file.stat().st_size == SIZE
-    assert file.stat().st_mode & 0o077 == 0
-    reserve.release()
-    assert not file.exists()
+    reserve, file, db = Reserve(tmp_path), tmp_path / "chat.sqlite-reserve", open_memory()
     free = SIZE
-    reserve.fill()
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
+    reserve.keep(db)
+    assert file.stat().st_size == SIZE // 2
+    assert file.stat().st_mode & 0o077 == 0
+    free = 3 * SIZE // 2
+    reserve.keep(db)
+    assert file.stat().st_size == SIZE // 2, "not for so little more"
+    free = 2 * SIZE
+    reserve.keep(db)
+    assert file.stat().st_size == SIZE
+    free = 0
+    reserve.keep(db)
+    assert file.stat().st_size == SIZE
+    reserve.release()
     assert not file.exists()
+    with pytest.raises(DiskFull, match="Free some disk space"):
+        reserve.keep(db)
+    assert not file.exists()
+    db.close()

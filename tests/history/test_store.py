@@ -124,6 +124,17 @@ def test_deleting_a_chat_deletes_its_messages(store: Store) -> None:
         store.chat(chat.id)
 
 
+def test_a_chat_of_more_messages_than_sqlite_follows_is_deleted() -> None:
+    store = Store.in_memory()
+    other, kept = talk(store, "another chat")
+    chat, _ = talk(store, *map(str, range(1_100)))
+    store.delete(chat.id)
+    assert not store.messages(chat.id)
+    assert [each.id for each in store.chats()] == [other.id]
+    assert store.messages(other.id) == kept
+    store.close()
+
+
 def test_writing_to_a_chat_deleted_elsewhere_is_an_error(store: Store, path: Path) -> None:
     chat, messages = talk(store, "q")
     other = Store.open(path)

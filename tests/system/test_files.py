@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 from collections.abc import Callable
@@ -204,6 +205,30 @@ def test_a_file_is_replaced_whole_or_stays(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(os, "replace", refuse)
     with pytest.raises(OSError, match="No space"):
-        replace_file(file, b"third")
+        replace_file(file, b"the third")
     assert file.read_bytes() == b"second"
     assert [each.name for each in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("is_synced", [False, True])
+def test_a_shorter_text_replaces_a_file_on_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_synced: bool
+) -> None:
+    file = tmp_path / "file"
+    replace_file(file, b"one, two")
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("mlxserve.system.files.write_new", refuse)
+    replace_file(file, b"two", is_synced=is_synced)
+    assert file.read_bytes() == b"two"
+    other = tmp_path / "other"
+    for name, make in (("link", other.symlink_to), ("hard link", other.hardlink_to)):
+        make(file)
+        with pytest.raises(OSError, match="No space"):
+            replace_file(other, b"x")
+        assert file.read_bytes() == b"two", name
+        other.unlink()
+    with pytest.raises(OSError, match="No space"):
+        replace_file(other, b"x")
