@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope
 
-from mlxserve.api.access.security import client_name, has_key
+from mlxserve.api.access.security import client_name, connection_name, has_key
 from mlxserve.api.errors import ENCODE_FAIRLY, ApiError, encode_json
 from mlxserve.api.server.retry_after import MAX_SECONDS, MIN_SECONDS
 from mlxserve.api.server.sse import until_disconnect
@@ -50,9 +50,14 @@ _EXECUTOR, _HOLDS = "mlxserve.executor", "mlxserve.holds"  # in the scope of a r
 _GONE = "mlxserve.gone"  # in the scope of a request: done once its client has disconnected
 
 
-def enter(scope: Scope, executor: FairExecutor) -> None:
-    """Attach the executor to a request. `leave` must follow."""
+def attach(scope: Scope, executor: FairExecutor) -> None:
+    """Attach the executor to a request, for `run_for_connection`."""
     scope[_EXECUTOR] = executor
+
+
+def enter(scope: Scope, executor: FairExecutor) -> None:
+    """Attach the executor to a request, for all of its work. `leave` must follow."""
+    attach(scope, executor)
     scope[ENCODE_FAIRLY] = _encode_fairly
     scope[_HOLDS] = []
 
@@ -91,6 +96,18 @@ async def run_fairly(request: Request, work: Work[T], *, lane: Lane | None = Non
     except QueueFull as error:
         raise refusal(error) from error
     return result
+
+
+async def run_for_connection(request: Request, work: Work[T]) -> T:
+    """Run work of a request whose key is not known or whose body is not read, in its connection's turn.
+
+    Raises ApiError 429 and 503, and the errors of the work.
+    """
+    executor: FairExecutor = request.scope[_EXECUTOR]
+    try:
+        return await executor.run(connection_name(request), work)
+    except QueueFull as error:
+        raise refusal(error) from error
 
 
 def load_fairly(request: Request, load: Callable[[], Awaitable[T]]) -> Coroutine[Any, Any, T]:

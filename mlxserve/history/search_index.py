@@ -34,7 +34,7 @@ def drop(db: sqlite3.Connection) -> None:
     db.execute("INSERT INTO messages_text(messages_text) VALUES ('delete-all')")
 
 
-def build(db: sqlite3.Connection, room: int) -> bool:
+def build(db: sqlite3.Connection, room: float) -> bool:
     """Build the index if that takes at most `room` bytes. False if it does not. Raises sqlite3.Error."""
     size = _used(db)
     if size > _MAX_BUILT or _GROWTH * size > room:

@@ -24,7 +24,7 @@ from mlxserve.api.access.keys import Key
 from mlxserve.api.access.limits import KeyLimits
 from mlxserve.api.access.security import HostCheck, OriginCheck, PageHeaders
 from mlxserve.api.errors import NO_SNIFF, ApiError, error_response, speaks_anthropic
-from mlxserve.api.fair_work import enter, leave
+from mlxserve.api.fair_work import attach, enter, leave
 from mlxserve.api.paths import CanonicalPaths
 from mlxserve.api.server.drain import Drain
 from mlxserve.api.server.in_flight import EarlyEnd, InFlight
@@ -64,6 +64,7 @@ class Gate:
             return
         # Before all checks: these, too, are of the route that is meant.
         scope["path"] = self._paths.canonical(scope["path"])
+        attach(scope, self._executor)
         reply = _Reply(scope, send)
         try:
             self._hosts.check(scope)

@@ -9,10 +9,10 @@ none is.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -27,7 +27,11 @@ from mlxserve.api.access.security import (
     is_loopback,
     is_same_origin,
 )
+from mlxserve.api.fair_work import run_for_connection
+from mlxserve.helpers.work import Work
 
+# To look at a connection: a file of all sockets, or without it the sockets of each process.
+_SECONDS = 0.005 if sys.platform == "linux" else 0.2
 ROOT = 0  # may read every file anyway
 BEHIND_PROXY = "mlxserve.behind_proxy"  # in the scope of a request: whether it may be anybody's
 CONNECTION = "mlxserve.connection"  # in the state of a request: what is known of its connection
@@ -48,14 +52,18 @@ async def may_run_programs(request: Request) -> bool:
 
 
 async def is_from_same_user(request: Request) -> bool:
-    """True if a program of the server's own user on its own machine sent the request for itself."""
+    """True if a program of the server's own user on its own machine sent the request for itself.
+
+    Raises ApiError 429 and 503: looking at the connection waits for its turn.
+    """
     scope = request.scope
     if request.client is None or not scope.get("server") or not _is_direct(scope):
         return False
     client, port = (request.client.host, request.client.port), scope["server"][1]
     known: dict[str, bool] = scope.get("state", {}).get(CONNECTION, {})
     if SAME_USER not in known:
-        known[SAME_USER] = await asyncio.to_thread(is_same_user, client, port)
+        looking: Work[bool] = Work(_SECONDS, partial(is_same_user, client, port))
+        known[SAME_USER] = await run_for_connection(request, looking)
     return known[SAME_USER]
 
 

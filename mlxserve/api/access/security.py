@@ -60,13 +60,18 @@ def client_name(request: Request) -> str:
     name: str | None = request.scope.get(_CLIENT)
     if name is None:
         key: Key | None = request.scope.get(KEY)
-        peer = request.client
         if key is not None:
             name = key.id or f"{ANONYMOUS}{OWNER}"
         else:
-            name = ANONYMOUS if peer is None else f"{ANONYMOUS}{peer.host}:{peer.port}"
+            name = connection_name(request)
         request.scope[_CLIENT] = name
     return name
+
+
+def connection_name(request: Request) -> str:
+    """The client for fair scheduling of what is done before its key is known."""
+    peer = request.client
+    return ANONYMOUS if peer is None else f"{ANONYMOUS}{peer.host}:{peer.port}"
 
 
 def is_admin(request: Request) -> bool:
