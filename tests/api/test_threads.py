@@ -24,7 +24,7 @@ NAMES = {
         "getnameinfo",
     ),
     *("ThreadPoolExecutor", "ProcessPoolExecutor", "Executor", "ThreadPool"),
-    *("FileResponse", "StaticFiles", "BackgroundTask", "BackgroundTasks"),
+    *("FileResponse", "StaticFiles"),
 }
 # file: (names, why no client waits there for another)
 REVIEWED = {

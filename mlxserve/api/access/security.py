@@ -60,10 +60,7 @@ def client_name(request: Request) -> str:
     name: str | None = request.scope.get(_CLIENT)
     if name is None:
         key: Key | None = request.scope.get(KEY)
-        if key is not None:
-            name = key.id or f"{ANONYMOUS}{OWNER}"
-        else:
-            name = connection_name(request)
+        name = connection_name(request) if key is None else key.id or f"{ANONYMOUS}{OWNER}"
         request.scope[_CLIENT] = name
     return name
 
