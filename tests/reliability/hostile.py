@@ -7,6 +7,7 @@ status of 500 or more other than 503, or none at all.
 from __future__ import annotations
 
 import base64
+import io
 import itertools
 import json
 import random
@@ -20,6 +21,7 @@ from contextlib import ExitStack, suppress
 from typing import Any
 
 import httpx
+from PIL import Image
 
 from tests.api.server.process import CHAT, COMPLETIONS, HELLO
 
@@ -182,6 +184,32 @@ class Attacker:
         content = [{"type": "image_url", "image_url": {"url": url}}]
         return self._chat(messages=[{"role": "user", "content": content}])
 
+    def large_picture(self) -> httpx.Response:
+        """Sixteen million pixels in some kilobytes, for the model that sees."""
+        draw, file = self._draw, io.BytesIO()
+        color = (draw.randrange(256), draw.randrange(256), draw.randrange(256))
+        Image.new("RGB", (4_000, 4_000), color).save(file, "PNG")
+        data = base64.b64encode(file.getvalue()).decode()
+        return self._seen(f"data:image/png;base64,{data}")
+
+    def remote_picture(self) -> httpx.Response:
+        """From the allowed domain, whose address is not public, and from others."""
+        urls = (
+            f"http://127.0.0.1:{self._port}/health",
+            "http://127.0.0.1/x",
+            "https://a.example/x",
+        )
+        return self._seen(self._draw.choice(urls))
+
+    def _seen(self, url: str) -> httpx.Response:
+        content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "x"}]
+        return self._chat(model="seeing", messages=[{"role": "user", "content": content}])
+
+    def slow_markdown(self) -> httpx.Response:
+        """Texts in which a parser looks for an end again and again."""
+        piece = self._draw.choice(["[", "![", "> ", "`a", "*a ", "<!--", "- \n", "|a"])
+        return self._client.post("/api/v1/render", json={"texts": [piece * 20_000] * 3})
+
     def leave(self) -> None:
         """Leave before, during or after the answer, politely or with a reset."""
         data = json.dumps({"messages": HELLO, "max_tokens": 200, "stream": True}).encode()
@@ -228,6 +256,9 @@ ATTACKS: Mapping[str, tuple[Callable[[Attacker], httpx.Response | None], float]]
     "long duration": (Attacker.long_duration, 2),
     "large chat": (Attacker.large_chat, 0.5),
     "picture": (Attacker.picture, 1),
+    "large picture": (Attacker.large_picture, 0.5),
+    "remote picture": (Attacker.remote_picture, 1),
+    "slow Markdown": (Attacker.slow_markdown, 0.5),
     "leave": (Attacker.leave, 6),
     "not HTTP": (Attacker.not_http, 3),
 }

@@ -8,6 +8,7 @@ their own. Good answers are greedy, so that each is known from its first time.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import itertools
 import json
@@ -35,7 +36,26 @@ _ALONE = 0.2  # share of the time in which good clients are alone
 _NUM_GOOD = 2
 _NUM_HOSTILE = 2
 _NUM_TALKS = 12
+MAX_WAIT = 2.0  # seconds, or twice what one waits alone
 _SCHEMA_EACH = 5  # of a good client's requests is one under a new schema
+_PICTURE_EACH, _OTHERS_EACH = (
+    4,
+    3,
+)  # and one about a picture; after which it asks for lists and Markdown
+SEEING = "seeing"  # the name of a model that sees
+_MODELS = """num_pages = {num_pages}
+[models.main]
+model = {main}
+[models.{seeing}]
+model = {folder}
+max_model_len = 1024
+"""
+# What a good client asks for besides answers: a method, a path and a body.
+_OTHERS: dict[str, tuple[str, str, Any]] = {
+    "list of chats": ("GET", "/api/v1/chats", None),
+    "Markdown": ("POST", "/api/v1/render", {"texts": ["# Head\n```python\nprint(1)\n```"]}),
+    "health": ("GET", "/health", None),
+}
 # Pages of the cache: one context. Memory for pages is taken as the cache fills, which a large one does for
 # hours, so that its growth would hide a leak.
 _NUM_PAGES = 128
@@ -65,12 +85,19 @@ class Observations:
     schemas: list[float] = field(
         default_factory=list
     )  # the same, where the answer has a new schema
+    pictures: list[float] = field(default_factory=list)  # the same, about a picture
+    others: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in _OTHERS})
     failures: list[str] = field(default_factory=list)
     memory: list[MemorySample] = field(default_factory=list)
 
     @property
     def num_requests(self) -> int:
-        return len(self.chats) + len(self.schemas)
+        return sum(map(len, self.by_kind().values()))
+
+    def by_kind(self) -> dict[str, list[float]]:
+        """Seconds that each kind of request waited for its first event, or for its reply."""
+        answers = {"chats": self.chats, "schemas": self.schemas, "pictures": self.pictures}
+        return {**answers, **self.others}
 
     def gap(self, share: float) -> float:
         return float(np.quantile(self.gaps, share))
@@ -79,7 +106,7 @@ class Observations:
         """Seconds to the first events: the median, and the most."""
         return ", ".join(
             f"{name} {np.median(waits):.2f} (at most {max(waits):.2f})"
-            for name, waits in (("chats", self.chats), ("schemas", self.schemas))
+            for name, waits in self.by_kind().items()
             if waits
         )
 
@@ -93,6 +120,15 @@ class SideBySideReport:
     attacks: Counter[str]
     bad_replies: tuple[str, ...]  # to hostile clients
     pages_left: int
+
+    def slow_kinds(self) -> list[str]:
+        """Kinds of requests that waited for more than two seconds, and twice what they do alone."""
+        alone = self.alone.by_kind()
+        return [
+            name
+            for name, waits in self.beside.by_kind().items()
+            if waits and max(waits) > max(MAX_WAIT, 2 * max(alone[name], default=0.0))
+        ]
 
     def slope(
         self, size_of: Callable[[MemorySample], int] = lambda sample: sample.total
@@ -128,7 +164,7 @@ class SideBySideReport:
             self._memory_line("memory", lambda sample: sample.total),
             self._memory_line("  of the server", lambda sample: sample.server),
             self._memory_line("  of its helpers", lambda sample: sample.helpers),
-            f"pages left: {self.pages_left}",
+            f"pages left: {self.pages_left}; waited too long: {self.slow_kinds() or 'none'}",
             *self.alone.failures,
             *self.beside.failures,
             *self.bad_replies,
@@ -148,8 +184,10 @@ class SideBySideReport:
 
 
 def run_side_by_side(folder: Path, minutes: float, *, model: str | None = None) -> SideBySideReport:
-    """Start a server with the embedded model, or `model`, and clients of both kinds."""
-    flags = ("--num-pages", str(_NUM_PAGES), *(("--model", model) if model is not None else ()))
+    """Start a server with the embedded model, or `model`, and one that sees; and clients of both kinds."""
+    config = write_models(folder, model)
+    # At an address that is not public: nothing is fetched from it, and each request is refused.
+    flags = ("--config", str(config), "--allow-remote-images", "127.0.0.1")
     with served(folder / "stderr", *flags) as server:
         answers: dict[str, str] = {}
         seconds = 60 * minutes
@@ -172,6 +210,19 @@ def run_side_by_side(folder: Path, minutes: float, *, model: str | None = None) 
         code, _ = server.stop()
         assert code == 0, server.log.read_text()[-3_000:]
     return SideBySideReport(alone, beside, counts, bad, pages)
+
+
+def write_models(folder: Path, model: str | None = None) -> Path:
+    """Write a configuration with the embedded model, or `model`, and a random one that sees. Returns it."""
+    from tests.model.small_vision import write_vision_model
+
+    seeing = folder / SEEING
+    seeing.mkdir()
+    write_vision_model(seeing, "qwen2_5_vl")
+    config = folder / "config.toml"
+    names = {"main": json.dumps(model or "mlxserve-mini"), "folder": json.dumps(str(seeing))}
+    config.write_text(_MODELS.format(num_pages=_NUM_PAGES, seeing=SEEING, **names))
+    return config
 
 
 def _pages_left(server: Process) -> int:
@@ -229,9 +280,14 @@ def _talk(
                 return
             topic = draw.randrange(_NUM_TALKS)
             words = [f"topic{topic}", *(f"w{topic * each % 97}" for each in range(8 * topic + 5))]
-            schema = _new_schema() if count % _SCHEMA_EACH == _SCHEMA_EACH - 1 else None
+            schema = new_schema() if count % _SCHEMA_EACH == _SCHEMA_EACH - 1 else None
+            is_seen = schema is None and count % _PICTURE_EACH == _PICTURE_EACH - 1
             try:
-                text = _ask(client, " ".join(words), found, schema)
+                if count % _OTHERS_EACH == _OTHERS_EACH - 1:
+                    _ask_others(client, found)
+                if is_seen:
+                    words[0] = f"picture{topic}"
+                text = _ask(client, " ".join(words), found, schema, topic if is_seen else None)
             except (httpx.HTTPError, ValueError) as error:
                 found.failures.append(f"good client: {type(error).__name__}: {error}")
                 continue
@@ -244,16 +300,42 @@ def _talk(
                 found.failures.append(f"good client: {text!r} instead of {known!r}")
 
 
-def _new_schema() -> dict[str, Any]:
+def new_schema() -> dict[str, Any]:
     """One that no server has compiled."""
     name = f"field{uuid.uuid4().hex}"
     return {"type": "object", "properties": {name: {"type": "integer"}}, "required": [name]}
 
 
+def _ask_others(client: httpx.Client, found: Observations) -> None:
+    """Raises ValueError for a reply that is no success."""
+    for name, (method, path, body) in _OTHERS.items():
+        began = time.perf_counter()
+        reply = client.request(method, path, json=body)
+        found.others[name].append(time.perf_counter() - began)
+        if reply.status_code != 200:
+            raise ValueError(f"{name}: {reply.status_code} {reply.text[:200]}")
+
+
+def _content(question: str, picture_seed: int) -> list[dict[str, Any]]:
+    """The question after a picture."""
+    from tests.images.files import file_of, picture
+
+    data = base64.b64encode(file_of(picture(112, 84, picture_seed))).decode()
+    url = {"url": f"data:image/png;base64,{data}"}
+    return [{"type": "image_url", "image_url": url}, {"type": "text", "text": question[:200]}]
+
+
 def _ask(
-    client: httpx.Client, question: str, found: Observations, schema: dict[str, Any] | None
+    client: httpx.Client,
+    question: str,
+    found: Observations,
+    schema: dict[str, Any] | None,
+    picture_seed: int | None,
 ) -> str:
-    """The streamed answer. Raises ValueError for one that is not whole."""
+    """The streamed answer. Raises ValueError for one that is not whole.
+
+    picture_seed: of a picture before the question; None for none
+    """
     body: dict[str, Any] = {
         "messages": [{"role": "user", "content": question}],
         "max_tokens": 48,
@@ -267,6 +349,10 @@ def _ask(
             "json_schema": {"name": "asked", "schema": schema},
         }
         del body["ignore_eos"]
+    if picture_seed is not None:
+        content = _content(question, picture_seed)
+        body |= {"model": SEEING, "messages": [{"role": "user", "content": content}]}
+    waits = found.chats if schema is None else found.schemas
     began = last = time.perf_counter()
     pieces: list[str] = []
     events: list[str] = []
@@ -280,7 +366,7 @@ def _ask(
             if events:
                 found.gaps.append(now - last)
             else:
-                (found.chats if schema is None else found.schemas).append(now - began)
+                (waits if picture_seed is None else found.pictures).append(now - began)
             last = now
             events.append(line)
             if line != "data: [DONE]":
