@@ -175,7 +175,9 @@ def run_beside(
     keys.chmod(0o600)
     report = BesideReport()
     with served(folder / "stderr", *flags, "--api-key-file", str(keys)) as server:
-        _ask_all(server, report)  # starts the helpers
+        # Starts the helpers and loads the model that sees.
+        _ask_all(server, report)
+        _send(server, OTHER, next(_pictures(server)))
         report.failures.clear()
         alone = [_ask_all(server, report) for _ in range(_NUM_ALONE)]
         report.alone = _longest(alone)

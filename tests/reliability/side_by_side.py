@@ -191,7 +191,10 @@ def run_side_by_side(folder: Path, minutes: float, *, model: str | None = None) 
     with served(folder / "stderr", *flags) as server:
         answers: dict[str, str] = {}
         seconds = 60 * minutes
-        _observe(server, 5.0, answers)  # warms up
+        # Warms up: the model that sees is loaded for its first request.
+        with httpx.Client(base_url=server.url, timeout=_END_SECONDS) as client:
+            _ask(client, "picture", Observations(), None, 0)
+        _observe(server, 5.0, answers)
         alone = _observe(server, _ALONE * seconds, answers)
         remaining = (1 - _ALONE) * seconds
         hostile = [_hostile(server.port, seed, remaining) for seed in range(_NUM_HOSTILE)]
