@@ -92,7 +92,8 @@ class Store:
             connection = open_file(path)
         store = cls(connection, reserve)
         if max_bytes is not None:
-            store._limit(max_bytes)
+            [page_size] = connection.execute("PRAGMA page_size").fetchone()
+            connection.execute(f"PRAGMA max_page_count = {max_bytes // page_size}")
         if not search_index.is_complete(connection):
             with suppress(OSError, sqlite3.Error):  # next time, or another terminal
                 search_index.build(connection, min(reserve.free() - SCARCE, max_bytes or math.inf))
@@ -104,10 +105,6 @@ class Store:
 
     def close(self) -> None:
         self._db.close()
-
-    def _limit(self, num_bytes: int) -> None:
-        [page_size] = self._db.execute("PRAGMA page_size").fetchone()
-        self._db.execute(f"PRAGMA max_page_count = {num_bytes // page_size}")
 
     # Chats
 
@@ -154,7 +151,7 @@ class Store:
 
     def delete(self, chat_id: int) -> None:
         """Delete a chat and its messages, on a full disk as well. Raises StoreError."""
-        ids = [row["id"] for row in self._ids(chat_id, after=0)]
+        ids = _ids(self._db, chat_id)
 
         def delete(db: sqlite3.Connection) -> None:
             # Children first: SQLite deletes at most 1,000 generations below a message.
@@ -204,7 +201,7 @@ class Store:
 
         The last one is that at which they exceed `max_characters`.
         """
-        messages = map(self.message, [row["id"] for row in self._ids(chat_id, after)])
+        messages = map(self.message, _ids(self._db, chat_id, after))
         return list(_up_to(messages, lambda each: each.num_characters, max_characters))
 
     def beginnings(self, *, but: int) -> list[tuple[ChatRecord, StoredMessage]]:
@@ -368,12 +365,6 @@ class Store:
         with self._write() as db:
             db.execute("INSERT OR REPLACE INTO settings VALUES (?, ?)", (name, value))
 
-    def _ids(self, chat_id: int, after: int) -> sqlite3.Cursor:
-        """Ids of a chat's messages, parents first. Without their texts: SQLite sorts whole rows."""
-        return self._db.execute(
-            "SELECT id FROM messages WHERE chat_id = ? AND id > ? ORDER BY id", (chat_id, after)
-        )
-
     def _change(self, change: Callable[[sqlite3.Connection], T], *, frees_space: bool = False) -> T:
         """Run one transaction; on a full disk again, which frees the search index's space first."""
         try:
@@ -417,6 +408,14 @@ def title_of(words: str) -> str:
     if len(title) > _TITLE_SIZE and " " in title[:_TITLE_SIZE]:
         title = f"{title[:_TITLE_SIZE].rpartition(' ')[0]}…"
     return one_line(title, _TITLE_SIZE) or _UNTITLED
+
+
+def _ids(db: sqlite3.Connection, chat_id: int, after: int = 0) -> list[int]:
+    """Ids of a chat's messages, parents first. Without their texts: SQLite sorts whole rows."""
+    rows = db.execute(
+        "SELECT id FROM messages WHERE chat_id = ? AND id > ? ORDER BY id", (chat_id, after)
+    )
+    return [row["id"] for row in rows]
 
 
 def _up_to(items: Iterable[T], size: Callable[[T], int], max_size: int | None) -> Iterator[T]:

@@ -11,7 +11,9 @@ from mlxserve.api.server.loop_watch import LoopWatch
 from mlxserve.core.errors import ClientQueueFull
 from mlxserve.helpers.fair_executor import FairExecutor
 from mlxserve.helpers.piecewise import Piecewise
-from mlxserve.history import store
+from mlxserve.history import search_index, store
+from mlxserve.history.chat_file import StoreError
+from mlxserve.system import files
 from tests.api import test_images, test_loop
 from tests.api.conftest import chat as chat
 from tests.api.conftest import start_server as start_server
@@ -26,7 +28,10 @@ from tests.api.test_loop import client as client
 from tests.api.test_loop import meter as meter
 from tests.helpers import test_fair_executor
 from tests.helpers.test_fair_executor import executor as executor
+from tests.history import test_search_index, test_store
+from tests.history.test_search_index import path as path
 from tests.mutation.bug import Bug
+from tests.system import test_files
 
 pytestmark = pytest.mark.mutation
 
@@ -74,6 +79,42 @@ FOUND: dict[str, Bug] = {
         "if False:",
         test_chats.test_a_long_chat_is_read_in_pages,
     ),
+    "keep the search index on a full disk": Bug(
+        store.Store,
+        "_change",
+        "search_index.drop(db)",
+        "pass",
+        test_search_index.test_a_file_at_its_limit_loses_the_index_before_a_message,
+    ),
+    "delete parents first": Bug(
+        store.Store,
+        "delete",
+        "reversed(ids)",
+        "ids",
+        test_store.test_a_chat_of_more_messages_than_sqlite_follows_is_deleted,
+    ),
+    "search an index that is not there": Bug(
+        search_index,
+        "is_complete",
+        "bool(",
+        "not bool(None and ",
+        test_search_index.test_a_search_finds_the_same_without_the_index,
+    ),
+    "write a longer text over a file": Bug(
+        files,
+        "_overwrite",
+        " or state.st_size < len(content)",
+        "",
+        test_files.test_a_file_is_replaced_whole_or_stays,
+    ),
+    "write through a hard link": Bug(
+        files,
+        "_overwrite",
+        " and state.st_nlink == 1",
+        "",
+        test_files.test_a_shorter_text_replaces_a_file_on_a_full_disk,
+        {"is_synced": False},
+    ),
     "take no memory for a fetched file": Bug(
         Prompts,
         "_image",
@@ -107,4 +148,6 @@ FOUND: dict[str, Bug] = {
 
 @pytest.mark.parametrize("name", FOUND)
 def test_a_rule_that_is_broken_is_found(name: str, request: pytest.FixtureRequest) -> None:
-    FOUND[name].check_found(request, (AssertionError, TimeoutError, ClientQueueFull))
+    FOUND[name].check_found(
+        request, (AssertionError, TimeoutError, ClientQueueFull, StoreError, pytest.fail.Exception)
+    )

@@ -57,6 +57,13 @@ def test_anything_but_strict_json_is_refused() -> None:
         refusal(raw)
 
 
+@pytest.mark.parametrize("number", [b"9" * 5_000, b"-" + b"1" * 100_000])
+def test_a_number_of_too_many_digits_is_a_sentence(number: bytes) -> None:
+    for body in (b'{"a": %b}' % number, b'{"a": [{"b": [1, %b]}]}' % number):
+        message = str(refusal(body))
+        assert message == "The body is not valid JSON: a number has more than 4300 digits."
+
+
 def test_a_byte_order_mark_before_the_body_is_skipped() -> None:
     assert parse_json(b'\xef\xbb\xbf{"a": 1}') == {"a": 1}
 
