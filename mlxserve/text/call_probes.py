@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, TypeAlias
 
+from mlxserve.text.conversation import arguments_object
 from mlxserve.text.parsing.formats import THINKING, CallFormat
 from mlxserve.text.parsing.markup import Markup, Part
 from mlxserve.text.parsing.parser import TurnParser
 from mlxserve.text.parsing.turn import AssistantTurn, TextDelta, ToolCallDelta, join_calls
-from mlxserve.text.parsing.values import arguments_object
 from mlxserve.text.probes import Message, Probe, RenderEach
 from mlxserve.text.template_caps import Arguments, CallIds, TemplateCaps
 

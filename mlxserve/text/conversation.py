@@ -16,7 +16,8 @@ from typing import Any, NamedTuple, Self, TypeAlias
 
 from mlxserve.core.errors import InvalidParameter, InvalidRequest
 from mlxserve.images.image import Image
-from mlxserve.text.parsing.values import arguments_object
+from mlxserve.system.strict_json import finite, refuse_constant
+from mlxserve.system.well_formed import well_formed_value
 
 SYSTEM, USER, ASSISTANT, TOOL = "system", "user", "assistant", "tool"
 PARAGRAPH = "\n\n"  # between texts that become one
@@ -47,6 +48,9 @@ _TEXT_PARTS = {
 _IMAGE_PARTS = ("image_url", "input_image")  # part types of OpenAI's APIs
 MAX_PARTS = 1_000
 _READS_TEXT = "this model reads text only"
+# Of a call's arguments: as deep as a schema may be. Templates, msgpack, SDKs and the parser of bodies,
+# which a client sends the arguments back to, all have limits of their own above it.
+_MAX_DEPTH = 32
 
 
 class UnseenMedia(InvalidParameter):
@@ -490,3 +494,23 @@ def completed_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
     parameters.setdefault("type", "object")
     parameters.setdefault("properties", {})
     return {**tool, "function": {**function, "parameters": parameters}}
+
+
+def arguments_object(text: str) -> dict[str, Any] | None:
+    """Parse a call's arguments as an object; None if they are none, or not strict JSON."""
+    try:
+        value = json.loads(text or "{}", parse_constant=refuse_constant, parse_float=finite)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(value, dict) or not _is_within(value, _MAX_DEPTH):
+        return None
+    arguments: dict[str, Any] = well_formed_value(value)
+    return arguments
+
+
+def _is_within(value: Any, depth: int) -> bool:
+    """True if a value is nested at most this deep."""
+    if not isinstance(value, (dict, list)):
+        return True
+    items = value.values() if isinstance(value, dict) else value
+    return depth > 0 and all(_is_within(item, depth - 1) for item in items)

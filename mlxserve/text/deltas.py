@@ -21,7 +21,7 @@ from mlxserve.request import (
     SpeculationReport,
     TokenLogprob,
 )
-from mlxserve.text.parsing.overlap import overlap
+from mlxserve.text.parsing.markers import overlap
 from mlxserve.text.parsing.parser import TurnParser
 from mlxserve.text.parsing.turn import Event, ReasoningDelta, TextDelta, ToolCallDelta
 from mlxserve.text.tokenizer import Tokenizer

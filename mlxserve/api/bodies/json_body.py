@@ -9,7 +9,6 @@ good, as its client sends the same history again.
 from __future__ import annotations
 
 import json
-import math
 import re
 import sys
 from codecs import BOM_UTF8
@@ -26,6 +25,7 @@ from mlxserve.api.warnings import warn
 from mlxserve.core.errors import QueueFull
 from mlxserve.helpers.fair_executor import BodyHold
 from mlxserve.helpers.work import MaybeWork, Work
+from mlxserve.system.strict_json import finite, refuse_constant
 from mlxserve.system.well_formed import well_formed_value
 from mlxserve.text.costs import parse_seconds
 
@@ -105,8 +105,8 @@ def parse_json(raw: bytes, warn: Callable[[str], None] = lambda _: None) -> dict
     try:
         content = json.loads(
             _decoded(raw, warn),
-            parse_constant=_refuse_constant,
-            parse_float=_finite,
+            parse_constant=refuse_constant,
+            parse_float=finite,
             object_pairs_hook=_unique,
         )
     except RecursionError as error:
@@ -219,17 +219,6 @@ def _reason(error: ValueError) -> str:
     if "set_int_max_str_digits" in str(error):
         return f"a number has more than {sys.get_int_max_str_digits()} digits"
     return str(error)
-
-
-def _refuse_constant(name: str) -> float:
-    raise ValueError(f"{name} is not a JSON number")
-
-
-def _finite(digits: str) -> float:
-    value = float(digits)
-    if not math.isfinite(value):
-        raise ValueError(f"the number {digits[:40]} is out of range")
-    return value
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -16,8 +16,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
+from mlxserve.text.conversation import arguments_object
 from mlxserve.text.parsing.turn import ToolCallDelta
-from mlxserve.text.parsing.values import arguments_object
 from mlxserve.text.signature import sign
 
 if TYPE_CHECKING:

@@ -11,16 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable
 from typing import TypeAlias, TypeVar
 
-from mlxserve.text.parsing.overlap import overlap
+from mlxserve.text.parsing.markers import find_marker
 from mlxserve.text.parsing.turn import Event
+from mlxserve.text.parsing.values import Malformed
 
 _T = TypeVar("_T")
 Reading: TypeAlias = Generator[Event | None, None, _T]
 BLANKS = " \t\r\n"
-
-
-class Malformed(Exception):
-    """The text is not a call."""
 
 
 class Cut(Exception):
@@ -84,8 +81,7 @@ class Cursor:
         return at, char
 
     def skip(self, chars: str = BLANKS) -> Reading[None]:
-        while (yield from self.char()) in chars:
-            self.take(1)
+        yield from self.word(chars)
 
     def sees(self, text: str, ahead: int = 0) -> Reading[bool]:
         """True if this text comes next, or so many characters further ahead."""
@@ -108,9 +104,26 @@ class Cursor:
             self.take(len(text))
         return is_next
 
+    def accepts_any(self, texts: Iterable[str]) -> Reading[bool]:
+        for text in texts:
+            if (yield from self.accepts(text)):
+                return True
+        return False
+
     def expect(self, text: str) -> Reading[None]:
         if not (yield from self.accepts(text)):
             raise Malformed
+
+    def has_item(self, closer: str, *, is_first: bool) -> Reading[bool]:
+        """True before an item of a list, whose comma is taken. False after the list's end."""
+        yield from self.skip()
+        is_next = is_first or (yield from self.accepts(","))
+        yield from self.skip()
+        if (yield from self.accepts(closer)):
+            return False
+        if not is_next:
+            raise Malformed
+        return True
 
     def until(self, *markers: str, max_length: int | None = None) -> Reading[tuple[str, str]]:
         """Take (text before the first of the markers, that marker).
@@ -120,16 +133,12 @@ class Cursor:
         pieces: list[str] = []
         length = 0
         while True:
-            unread = self._text[self._at :]
-            matches = [(at, -len(m), m) for m in markers if (at := unread.find(m)) >= 0]
-            at, _, marker = min(matches, default=(len(unread), 0, ""))
-            # Another marker may begin before this one, and end in text that is still to come.
-            safe = len(unread) if self.is_whole else len(unread) - overlap(unread, markers)
-            pieces.append(self.take(min(at, safe)))
+            at, marker = find_marker(self._text[self._at :], markers, is_whole=self.is_whole)
+            pieces.append(self.take(at))
             length += len(pieces[-1])
             if max_length is not None and length > max_length:
                 raise Malformed
-            if marker and at <= safe:
+            if marker:
                 self.take(len(marker))
                 return "".join(pieces), marker
             yield from self.wait()
@@ -161,5 +170,12 @@ class Cursor:
         """Take the longest run of these characters."""
         pieces: list[str] = []
         while (yield from self.char()) in chars:
+            pieces.append(self.take(1))
+        return "".join(pieces)
+
+    def before(self, chars: str) -> Reading[str]:
+        """Take the text up to the first of these characters."""
+        pieces: list[str] = []
+        while (yield from self.char()) not in chars:
             pieces.append(self.take(1))
         return "".join(pieces)

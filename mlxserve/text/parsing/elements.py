@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Sequence, Set
 from typing import Any
 
-from mlxserve.text.parsing.cursor import BLANKS, Cursor, Malformed, Reading
-from mlxserve.text.parsing.formats import NAME, CallFormat
+from mlxserve.text.parsing.cursor import BLANKS, Cursor, Reading
+from mlxserve.text.parsing.formats import LONGEST_HEADER, NAME
 from mlxserve.text.parsing.json_calls import read_value
-from mlxserve.text.parsing.syntax import CallNumbers, CallSyntax
-from mlxserve.text.parsing.values import kinds_of, object_json, properties_of, schema_of, value_json
+from mlxserve.text.parsing.syntax import CallSyntax, Section
+from mlxserve.text.parsing.values import Malformed, kinds_of, object_json, properties_of, value_json
 
 _FIELDS = {
     "name": NAME,
@@ -19,22 +19,15 @@ _FIELDS = {
     "string": r"\w+",
     "type": r"\w+",
 }
-_LONGEST_HEAD = 512
 _CDATA = ("<![CDATA[", "]]>")
 
 
 class ElementSyntax(CallSyntax):
     """`<function=NAME><parameter=KEY>VALUE</parameter></function>`, in each format's own markup."""
 
-    def __init__(
-        self,
-        row: CallFormat,
-        cursor: Cursor,
-        tools: Sequence[Mapping[str, Any]],
-        numbers: CallNumbers,
-        known: frozenset[str] | None,
-    ) -> None:
-        super().__init__(row, cursor, tools, numbers, known)
+    def __init__(self, section: Section) -> None:
+        super().__init__(section)
+        row = section.row
         head, _, tail = row.call.partition("$parameters")
         key, _, end = row.parameter.partition("$value")
         self._head, self._key = _Head(head), _Head(key)
@@ -42,7 +35,6 @@ class ElementSyntax(CallSyntax):
         self._is_padded = key.endswith("\n")
         # What may begin another call, also inside a value that was never closed.
         self._opener = (row.joint is not None and self._head.begun) or row.starts[0]
-        self._names = frozenset(str(tool["function"]["name"]) for tool in tools)
 
     def read_call(self) -> Reading[None]:
         cursor = self.cursor
@@ -51,7 +43,7 @@ class ElementSyntax(CallSyntax):
         fields = yield from self._head.read(cursor, *ends)
         name = fields["name"]
         self.check(name)
-        schema = schema_of(self.tools, name)
+        properties = properties_of(self.section.schemas.get(name))
         arguments: dict[str, str] = {}
         while not fields["closed"] and not (yield from self._is_closed()):
             if (yield from cursor.sees("{" if not self.row.block[0] else self.row.block[0])):
@@ -61,12 +53,10 @@ class ElementSyntax(CallSyntax):
             key = _attribute(said["key"].strip())
             kind = said.get("string") or said.get("type")
             is_text = None if kind is None else kind in ("true", "string")
-            siblings = properties_of(schema).keys() - arguments.keys() - {key}
+            siblings = properties.keys() - arguments.keys() - {key}
             text = "" if said["closed"] else (yield from self._read_text(siblings))
-            arguments[key] = value_json(
-                text, kinds_of(properties_of(schema).get(key)), is_text=is_text
-            )
-        if not arguments and not self._head.begun and name not in self._names:
+            arguments[key] = value_json(text, kinds_of(properties.get(key)), is_text=is_text)
+        if not arguments and not self._head.begun and name not in self.section.schemas:
             # A word between the markers.
             raise Malformed
         yield from self.emit(name, object_json(arguments))
@@ -144,10 +134,10 @@ class ElementSyntax(CallSyntax):
             if not (yield from cursor.sees(self._head.begun, at)):
                 return False
             at += len(self._head.begun)
-        for name in self._names:
+        for name in self.section.schemas:
             if (yield from cursor.sees(name, at)):
                 _, char = yield from cursor.ahead(at + len(name))
-                if char == (*self._head.afters, self._key.begun)[0][0]:
+                if char == (self._head.after or self._key.begun)[0]:
                     return True
         return False
 
@@ -160,14 +150,14 @@ class _Head:
     """Markup with a name in it: `<function=$name>`.
 
     begun: what precedes the name
-    afters: what follows it, if anything does
+    after: what follows it; empty where the next marker ends it
     tail: the end of the markup; empty where the next marker ends it
     """
 
     def __init__(self, written: str) -> None:
         self.begun = written.partition("$")[0].strip()
         pieces = re.split(r"\$(\w+)", written.strip())
-        self.afters: tuple[str, ...] = (str(pieces[2]),) if pieces[2] else ()
+        self.after = str(pieces[2])
         self.tail = pieces[-1][pieces[-1].rfind("<") :] if pieces[-1].count("<") > 1 else pieces[-1]
         pieces[-1] = pieces[-1].removesuffix(self.tail).rstrip()
         fixed = [_pattern(piece) for piece in pieces[::2]]
@@ -185,7 +175,7 @@ class _Head:
             raise Malformed
         closed = ""
         if self.tail:
-            text, tail = yield from cursor.until(*_tails(self.tail), max_length=_LONGEST_HEAD)
+            text, tail = yield from cursor.until(*_tails(self.tail), max_length=LONGEST_HEADER)
             closed = tail if tail != self.tail else ""
         else:
             text = yield from self._before(cursor, ends)
@@ -197,7 +187,7 @@ class _Head:
     def _before(self, cursor: Cursor, ends: Sequence[str]) -> Reading[str]:
         """Read a name and the blanks after it, up to one of the markers."""
         text = cursor.take(len(self.begun))
-        while len(text) <= _LONGEST_HEAD:
+        while len(text) <= LONGEST_HEADER:
             char = yield from cursor.char()
             if char in f"{BLANKS}<{{":
                 yield from cursor.skip()
@@ -232,9 +222,9 @@ class TagSyntax(CallSyntax):
         yield from cursor.accepts(mark)
         yield from cursor.expect('<invoke name="')
         tails = _tails('">')
-        name, tail = yield from cursor.until(*tails, max_length=_LONGEST_HEAD)
+        name, tail = yield from cursor.until(*tails, max_length=LONGEST_HEADER)
         self.check(name)
-        schema = schema_of(self.tools, name)
+        schema = self.section.schemas.get(name, {})
         is_empty = tail != tails[0]
         members = [] if is_empty else (yield from self._read_members(schema, "invoke"))
         yield from self.emit(name, object_json(dict(members)))
@@ -249,7 +239,7 @@ class TagSyntax(CallSyntax):
             if (yield from cursor.accepts(f"</{parent}>")):
                 return members
             yield from cursor.expect("<")
-            key, _ = yield from cursor.until(">", max_length=_LONGEST_HEAD)
+            key, _ = yield from cursor.until(">", max_length=LONGEST_HEADER)
             if not re.fullmatch(r"[^\s<>/]+", key):
                 raise Malformed
             items = schema.get("items") if isinstance(schema, dict) else None

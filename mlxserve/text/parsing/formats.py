@@ -21,7 +21,7 @@ from enum import Enum, auto
 from functools import lru_cache
 from typing import Any
 
-from mlxserve.text.parsing.overlap import overlap
+from mlxserve.text.parsing.markers import find_marker, overlap
 
 
 class Syntax(Enum):
@@ -58,8 +58,8 @@ class Channels:
 
     def split(self, text: str) -> tuple[str, str, str]:
         """Split a text at the end of its header, like `str.partition`."""
-        places = [(at, marker) for marker in self.messages if (at := text.find(marker)) >= 0]
-        return text.partition(min(places)[1]) if places else (text, "", "")
+        _, marker = find_marker(text, self.messages, is_whole=True)
+        return text.partition(marker) if marker else (text, "", "")
 
     def may_be(self, header: str, tools: Collection[str], *, is_whole: bool) -> bool:
         """True if this is a header, or the beginning of one."""
@@ -74,7 +74,7 @@ class Channels:
             return False
         if not is_whole:
             header = header[: len(header) - overlap(header, (*self.opens, *self.messages))]
-        return len(header) <= _LONGEST_HEADER and bool(_header(self.opens).fullmatch(header))
+        return len(header) <= LONGEST_HEADER and bool(_header(self.opens).fullmatch(header))
 
     def read(self, header: str, marker: str, tools: Collection[str]) -> tuple[bool, str | None]:
         """Return (whether the message is thinking, the tool that it calls).
@@ -92,7 +92,7 @@ class Channels:
         return bool(self.thinking & {channels[-1] if channels else to, marker}), None
 
 
-_LONGEST_HEADER = 512
+LONGEST_HEADER = 512  # characters of markup that holds a name
 
 
 @lru_cache(maxsize=8)
@@ -201,8 +201,8 @@ _LISTED: dict[str, Any] = {"opening": "[", "joint": ", ", "closing": "]"}
 _FUNCTION = "\n<function=$name>\n$parameters</function>\n"
 _MISTRAL = rf"(?P<name>{NAME})\s*(?:\[CALL_ID\]\s*(?P<id>\w+)\s*)?\[ARGS\]"
 _DEEPSEEK = (
-    rf"(?:<｜tool▁call▁begin｜>)?\s*(?:function<｜tool▁sep｜>(?P<name>{NAME})\s*```json"
-    rf"|(?P<plain>{NAME})<｜tool▁sep｜>)"
+    rf"(?:<｜tool▁call▁begin｜>)?\s*(?P<is_v3>function<｜tool▁sep｜>)?(?P<name>{NAME})"
+    r"(?(is_v3)\s*```json|<｜tool▁sep｜>)"
 )
 _HARMONY = Channels(
     opens=(

@@ -8,16 +8,16 @@ from __future__ import annotations
 import json
 import re
 
-from mlxserve.text.parsing.cursor import BLANKS, Cursor, Malformed, Reading
+from mlxserve.text.parsing.cursor import BLANKS, Cursor, Reading
+from mlxserve.text.parsing.formats import LONGEST_HEADER
 from mlxserve.text.parsing.json_text import JsonText
 from mlxserve.text.parsing.syntax import CallSyntax
-from mlxserve.text.parsing.values import json_value, kind_of
+from mlxserve.text.parsing.values import Malformed, json_value, kind_of
 
 _NAMES = frozenset({"name", "tool_name", "function"})
 _IDS = frozenset({"id", "tool_call_id"})
 _ARGUMENTS = frozenset({"arguments", "parameters", "args"})
 _OTHERS = frozenset({"type", "description", "thoughts"})  # keys that are not a tool's name
-_LONGEST_HEADER = 512
 
 
 def read_value(cursor: Cursor) -> Reading[str]:
@@ -51,7 +51,7 @@ class JsonSyntax(CallSyntax):
         while (key := (yield from self._read_key())) is not None:
             yield from self._read_member(key)
         # An answer that speaks of a tool by its name is no call.
-        if not self._name or (self.is_guess and self._arguments is None):
+        if not self._name or (not self.section.is_certain and self._arguments is None):
             raise Malformed
         if not self._is_streamed:
             yield from self.emit(self._name, self._arguments or "{}", self._id)
@@ -103,7 +103,7 @@ class JsonSyntax(CallSyntax):
             self.check(self._name or "")
         elif key in _IDS:
             self._id = _string(text)
-        elif self.is_guess and (key not in _OTHERS or key == "description"):
+        elif not self.section.is_certain and (key not in _OTHERS or key == "description"):
             raise Malformed
 
 
@@ -113,13 +113,11 @@ class HeadedSyntax(CallSyntax):
     def read_call(self) -> Reading[None]:
         cursor = self.cursor
         yield from cursor.skip()
-        header, marker = yield from cursor.until("{", *self.row.ends, max_length=_LONGEST_HEADER)
+        header, marker = yield from cursor.until("{", *self.row.ends, max_length=LONGEST_HEADER)
         match = re.fullmatch(self.row.header, header.strip())
         if marker != "{" or match is None:
             raise Malformed
-        groups = match.groupdict()
-        name = groups["name"] or groups.get("plain") or ""
-        yield from self.stream(name, groups.get("id"), "{")
+        yield from self.stream(match["name"], match.groupdict().get("id"), "{")
 
     def may_follow(self) -> Reading[bool]:
         char = yield from self.cursor.char()
@@ -129,20 +127,18 @@ class HeadedSyntax(CallSyntax):
 class MessageSyntax(CallSyntax):
     """Reads arguments alone: the header of the message had the name."""
 
-    name = ""
-
     def read_call(self) -> Reading[None]:
         yield from self.cursor.skip()
         if (yield from self.cursor.char()) != "{":
             raise Malformed
-        yield from self.stream(self.name, None)
+        yield from self.stream(self.section.name or "", None)
 
 
 def _string(text: str) -> str | None:
     """The value of a JSON string; None for any other text."""
     try:
         value = json_value(text)
-    except ValueError:
+    except Malformed:
         return None
     return value if isinstance(value, str) else None
 
@@ -151,10 +147,7 @@ def _object(text: str) -> str:
     """Return an object's text, which may itself be a JSON string. Raises Malformed."""
     inner = _string(text)
     text = text if inner is None else inner
-    try:
-        kind = kind_of(json_value(text))
-    except ValueError as error:
-        raise Malformed from error
+    kind = kind_of(json_value(text))
     if kind not in ("object", "null"):
         raise Malformed
     return "{}" if kind == "null" else text
@@ -162,10 +155,7 @@ def _object(text: str) -> str:
 
 def _inner(text: str) -> tuple[str | None, str]:
     """Unpack {"function": {"name": ..., "arguments": ...}}. Raises Malformed."""
-    try:
-        inner = json_value(text)
-    except ValueError as error:
-        raise Malformed from error
+    inner = json_value(text)
     arguments = inner.get("arguments", inner.get("parameters", {}))
     name = inner.get("name")
     return name if isinstance(name, str) else None, _object(json.dumps(arguments))

@@ -13,7 +13,8 @@ import re
 import string
 
 from mlxserve.system.well_formed import well_formed
-from mlxserve.text.parsing.cursor import BLANKS, Malformed
+from mlxserve.text.parsing.cursor import BLANKS
+from mlxserve.text.parsing.values import Malformed
 
 WORDS = {"True": "true", "False": "false", "None": "null"}
 _LENGTH = len("\\u0000")  # length of a code's escape

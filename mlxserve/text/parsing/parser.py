@@ -12,11 +12,11 @@ import re
 from collections.abc import Generator, Iterator, Sequence
 from typing import NamedTuple
 
+from mlxserve.text.parsing.markers import find_marker
 from mlxserve.text.parsing.markup import Markup, Part
-from mlxserve.text.parsing.overlap import overlap
 from mlxserve.text.parsing.places import Edge, MarkerPlace, edges_of
 from mlxserve.text.parsing.readers import SectionReader
-from mlxserve.text.parsing.syntax import CallNumbers
+from mlxserve.text.parsing.syntax import CallNumbers, Section
 from mlxserve.text.parsing.turn import (
     AssistantTurn,
     Event,
@@ -24,6 +24,7 @@ from mlxserve.text.parsing.turn import (
     TextDelta,
     ToolCallDelta,
 )
+from mlxserve.text.parsing.values import schemas_of
 
 _SEAM = "\n\n"  # between parts of one kind that were apart
 
@@ -43,13 +44,13 @@ class TurnParser:
         self._turn = turn
         self._row = markup.format
         self._edges = edges_of(markup, may_call=turn.may_call)
-        self._markers = {key: tuple(e.marker for e in edges) for key, edges in self._edges.items()}
-        self._firsts = {key: frozenset(m[0] for m in edges) for key, edges in self._markers.items()}
+        self._markers = {key: tuple(edges) for key, edges in self._edges.items()}
         self._part = Part.THINKING if is_thinking else markup.first
         self._place = MarkerPlace.BEGIN
         self._numbers = CallNumbers()
         self._reader: SectionReader | None = None
-        self._entry: Edge | None = None  # the edge that opened the section of calls
+        # The marker before the section of calls, which is text if the section has none.
+        self._opener = ""
         self._left: _Left | None = None
         # A call began inside thinking.
         self._is_in_doubt = False
@@ -126,14 +127,8 @@ class TurnParser:
                 return match
             self._place = MarkerPlace.INSIDE
         key = self._part, MarkerPlace.INSIDE
-        # The usual case; this runs once per token.
-        if self._firsts[key].isdisjoint(held):
-            return len(held), None
-        places = [(held.find(edge.marker), -len(edge.marker), edge) for edge in self._edges[key]]
-        at, _, edge = min(((at, n, e) for at, n, e in places if at >= 0), default=(0, 0, None))
-        # A longer marker may begin before this one, and end in text that is still to come.
-        safe = len(held) - overlap(held, self._markers[key])
-        return (safe, None) if edge is None or at > safe else (at, edge)
+        at, marker = find_marker(held, self._markers[key])
+        return at, self._edges[key].get(marker)
 
     def _find_at_begin(self) -> tuple[int, Edge | None] | None:
         """Like `_find` with the markers of this place; None if the text begins with none."""
@@ -142,8 +137,8 @@ class TurnParser:
         begun = self._held[begin:]
         if any(marker != begun and marker.startswith(begun) for marker in self._markers[key]):
             return begin, None
-        edges = [edge for edge in self._edges[key] if begun.startswith(edge.marker)]
-        return (begin, max(edges, key=lambda edge: len(edge.marker))) if edges else None
+        marker = max(filter(begun.startswith, self._markers[key]), key=len, default=None)
+        return None if marker is None else (begin, self._edges[key][marker])
 
     def _cross(self, edge: Edge, rest: str) -> str:
         """Follow a marker's edge; return the text that is read there."""
@@ -154,7 +149,7 @@ class TurnParser:
             self._tail += edge.marker
             self._place = MarkerPlace.END
         elif edge.to is Part.CALL:
-            self._enter_call(edge)
+            self._enter_call("" if edge.is_kept else edge.marker)
         elif edge.to is Part.HEADER:
             self._left = _Left(self._part, edge)
             self._part = Part.HEADER
@@ -211,19 +206,19 @@ class TurnParser:
 
     # ---- calls
 
-    def _enter_call(self, edge: Edge | None = None, *, name: str | None = None) -> None:
+    def _enter_call(self, opener: str, *, name: str | None = None) -> None:
         """Read calls from here: after a marker, or in the message for a tool."""
         assert self._row is not None
-        self._entry = edge
-        is_marked = edge is not None and not edge.is_kept
+        self._opener = opener
         is_quoted = self._is_quoted and "\n" not in self._tail
-        self._reader = SectionReader(
-            self._row,
-            self._turn.tools,
-            self._numbers,
-            is_certain=name is not None or (is_marked and not is_quoted),
+        section = Section(
+            row=self._row,
+            schemas=schemas_of(self._turn.tools),
+            numbers=self._numbers,
+            is_certain=name is not None or (bool(opener) and not is_quoted),
             name=name,
         )
+        self._reader = SectionReader(section)
 
     def _read(self, text: str) -> Generator[Event, None, str | None]:
         """Pass the text to the reader of calls; returns the text after the section."""
@@ -238,9 +233,8 @@ class TurnParser:
             self._leave_calls()
             return reader.rest
         # The marker, or its first character, must not be found again.
-        text = self._given_back(reader)
-        length = 0 if self._entry is None or self._entry.is_kept else len(self._entry.marker)
-        cut = length or len(text) - len(text.lstrip()) + 1
+        text = self._opener + reader.rest
+        cut = len(self._opener) or len(text) - len(text.lstrip()) + 1
         yield from self._show(text[:cut])
         return text[cut:]
 
@@ -254,13 +248,7 @@ class TurnParser:
             self._leave_calls()
             yield from self.push(reader.rest or "")
         else:
-            self._held = self._given_back(reader)
-
-    def _given_back(self, reader: SectionReader) -> str:
-        """Return a reader's unread text, with the marker before it if it has read no call."""
-        rest, entry = reader.rest or "", self._entry
-        has_called = self._numbers.count > reader.first
-        return rest if has_called or entry is None or entry.is_kept else entry.marker + rest
+            self._held = self._opener + (reader.rest or "")
 
     def _leave_calls(self) -> None:
         # A marker did end the text.
@@ -287,8 +275,7 @@ class TurnParser:
         channels = self._row.channels
         self._held += text
         header, message, rest = channels.split(self._held)
-        tools = frozenset(str(tool["function"]["name"]) for tool in self._turn.tools)
-        tools = tools if self._turn.may_call else frozenset()
+        tools = schemas_of(self._turn.tools if self._turn.may_call else ())
         if not channels.may_be(header, tools, is_whole=bool(message)):
             return (yield from self._refuse_header())
         if not message:
@@ -297,8 +284,7 @@ class TurnParser:
         is_thinking, name = channels.read(header, message, tools)
         self._enter(Part.THINKING if is_thinking else Part.TEXT)
         if name is not None:
-            spoken = Edge(f"{header}{message}", Part.CALL) if channels.texts else None
-            self._enter_call(spoken, name=name)
+            self._enter_call(f"{header}{message}" if channels.texts else "", name=name)
         return f"{message}{rest}" if message in self._row.starts else rest
 
     def _refuse_header(self) -> Generator[Event, None, str]:

@@ -15,7 +15,7 @@ from enum import Enum, auto
 from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
-from mlxserve.text.parsing.formats import UNLABELLED, CallFormat, Syntax
+from mlxserve.text.parsing.formats import UNLABELLED, CallFormat, Channels, Syntax
 from mlxserve.text.parsing.markup import Markup, Part
 
 
@@ -42,7 +42,8 @@ class Edge(NamedTuple):
     is_end: bool = False
 
 
-Edges: TypeAlias = Mapping[tuple[Part, MarkerPlace], tuple[Edge, ...]]
+# The edges of a part and a place, by their markers.
+Edges: TypeAlias = Mapping[tuple[Part, MarkerPlace], Mapping[str, Edge]]
 
 _CONTROL = "<|"  # begins the markers that occur in no prose
 # What may begin a call without a marker, and what may where the whole text is one.
@@ -52,6 +53,7 @@ _BARE = {
     Syntax.OBJECT: ("call:",),
 }
 _WHOLE = {Syntax.JSON: ("{", "[")}
+_NO_FORMAT = CallFormat("", Syntax.JSON, call="", starts=())
 
 
 @lru_cache(maxsize=64)
@@ -60,22 +62,21 @@ def edges_of(markup: Markup, *, may_call: bool) -> Edges:
 
     Cached: a server parses every answer of a model with one of two tables.
     """
-    row = markup.format
-    calls = _calls(row) if row is not None and may_call else []
+    row = markup.format or _NO_FORMAT
+    may_call = may_call and markup.can_call
+    calls = _calls(row) if may_call else []
+    messages = _messages(row.channels)
     thinks = _openers(markup)
     after_thinking = [Edge(end, Part.TEXT) for end in (markup.thinking or ())[1:]]
-    starts = [Edge(marker, Part.TEXT) for marker in row.text_starts] if row is not None else []
-    ends = [Edge(marker, is_end=True) for marker in row.text_ends] if row is not None else []
-    others = [*_messages(row), *calls, *ends]
+    starts = [Edge(marker, Part.TEXT) for marker in row.text_starts]
+    ends = [Edge(marker, is_end=True) for marker in row.text_ends]
+    others = [*messages, *calls, *ends]
     between = [*thinks, *after_thinking, *starts, *others]
+    whole = _kept(_WHOLE.get(row.syntax, ())) if row.is_bare and may_call else []
     # Markers that end a section of calls, and mean nothing elsewhere.
-    ends_of_calls = row.ends if row is not None and may_call else ()
-    left_over = [Edge(end) for end in ends_of_calls if end != "```"]
-    table: dict[tuple[Part, MarkerPlace], Iterable[Edge]] = {
-        (Part.TEXT, MarkerPlace.BEGIN): [
-            *between,
-            *_kept(_WHOLE.get(row.syntax, ()) if row and row.is_bare and may_call else ()),
-        ],
+    left_over = [Edge(end) for end in row.ends if may_call and end != "```"]
+    table: dict[tuple[Part, MarkerPlace], list[Edge]] = {
+        (Part.TEXT, MarkerPlace.BEGIN): [*between, *whole],
         (Part.TEXT, MarkerPlace.INSIDE): others,
         (Part.TEXT, MarkerPlace.AFTER_CALL): [*between, *left_over],
         (Part.TEXT, MarkerPlace.END): [*thinks, *starts, *others],
@@ -83,11 +84,11 @@ def edges_of(markup: Markup, *, may_call: bool) -> Edges:
     if markup.thinking is not None or markup.first is Part.HEADER:
         control = [edge for edge in starts if edge.marker.startswith(_CONTROL)]
         marked = [edge for edge in calls if not edge.is_kept and markup.thinking is not None]
-        ways_out = [*_messages(row), *after_thinking, *control, *marked]
+        ways_out = [*messages, *after_thinking, *control, *marked]
         again = [Edge(edge.marker) for edge in thinks]
         table[Part.THINKING, MarkerPlace.BEGIN] = [*again, *ways_out]
         table[Part.THINKING, MarkerPlace.INSIDE] = ways_out
-    return {key: _distinct(edges) for key, edges in table.items()}
+    return {key: {e.marker: e for e in reversed(edges)} for key, edges in table.items()}
 
 
 def _openers(markup: Markup) -> list[Edge]:
@@ -98,12 +99,12 @@ def _openers(markup: Markup) -> list[Edge]:
     return [Edge(marker, Part.THINKING) for marker in (opener, *short)]
 
 
-def _messages(row: CallFormat | None) -> list[Edge]:
+def _messages(channels: Channels | None) -> list[Edge]:
     """Markers that end a message, and those that begin another anywhere."""
-    if row is None or row.channels is None:
+    if channels is None:
         return []
-    ends = [Edge(marker, Part.HEADER) for marker in row.channels.ends]
-    return ends + [Edge(marker, Part.HEADER, is_kept=True) for marker in row.channels.begins]
+    ends = [Edge(marker, Part.HEADER) for marker in channels.ends]
+    return ends + [Edge(marker, Part.HEADER, is_kept=True) for marker in channels.begins]
 
 
 def _calls(row: CallFormat) -> list[Edge]:
@@ -113,10 +114,3 @@ def _calls(row: CallFormat) -> list[Edge]:
 
 def _kept(begins: Iterable[str]) -> list[Edge]:
     return [Edge(begin, Part.CALL, is_kept=True) for begin in begins]
-
-
-def _distinct(edges: Iterable[Edge]) -> tuple[Edge, ...]:
-    by_marker: dict[str, Edge] = {}
-    for edge in edges:
-        by_marker.setdefault(edge.marker, edge)
-    return tuple(by_marker.values())

@@ -6,12 +6,12 @@ import ast
 import json
 import re
 
-from mlxserve.text.parsing.cursor import BLANKS, Malformed, Reading
+from mlxserve.text.parsing.cursor import BLANKS, Reading
 from mlxserve.text.parsing.formats import NAME_CHARS
 from mlxserve.text.parsing.json_calls import read_value
 from mlxserve.text.parsing.json_text import WORDS
 from mlxserve.text.parsing.syntax import CallSyntax
-from mlxserve.text.parsing.values import json_value, object_json, quoted, value_json
+from mlxserve.text.parsing.values import Malformed, json_value, object_json, to_json, value_json
 
 _CLOSERS = {"[": "]", "(": ")", "{": "}"}
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "\n": ""}
@@ -38,29 +38,21 @@ class PythonSyntax(CallSyntax):
         yield from cursor.expect("(")
         self.check(name)
         arguments: dict[str, str] = {}
-        while True:
-            yield from cursor.skip()
-            if (yield from cursor.accepts(")")):
-                break
+        while (yield from cursor.has_item(")", is_first=not arguments)):
             key = yield from cursor.word(NAME_CHARS)
             yield from cursor.skip()
             if not key or key in arguments:
                 raise Malformed
             yield from cursor.expect("=")
             arguments[key] = yield from self._read(is_argument=True)
-            yield from cursor.skip()
-            if not (yield from cursor.accepts(",")) and not (yield from cursor.sees(")")):
-                raise Malformed
         yield from self.emit(name, object_json(arguments))
 
     def may_follow(self) -> Reading[bool]:
         if (yield from self.cursor.accepts("]")):
             self.cursor.mark()
             yield from self.cursor.skip()
-            for end in self.row.ends:
-                if (yield from self.cursor.accepts(end)):
-                    self.cursor.mark()
-                    break
+            if (yield from self.cursor.accepts_any(self.row.ends)):
+                self.cursor.mark()
             return False
         is_name = (yield from self.cursor.char()) in NAME_CHARS
         return is_name and (self.is_listed or not self.row.is_bare)
@@ -71,10 +63,10 @@ class PythonSyntax(CallSyntax):
         yield from cursor.skip()
         char = yield from cursor.char()
         if char in "\"'":
-            return quoted((yield from self._read_text(is_argument=is_argument)))
+            return to_json((yield from self._read_text(is_argument=is_argument)))
         if char in _CLOSERS:
             return (yield from self._read_items(_CLOSERS[char]))
-        word = (yield from self._read_word()).strip()
+        word = (yield from cursor.before(",)]}:\n")).strip()
         return WORDS.get(word) or _number(word)
 
     def _read_items(self, closer: str) -> Reading[str]:
@@ -83,30 +75,19 @@ class PythonSyntax(CallSyntax):
         cursor.take(1)
         items: list[str] = []
         are_pairs: set[bool] = set()
-        yield from cursor.skip()
-        while not (yield from cursor.accepts(closer)):
+        while (yield from cursor.has_item(closer, is_first=not items)):
             item = yield from self._read()
             yield from cursor.skip()
             is_pair = closer == "}" and (yield from cursor.accepts(":"))
             if is_pair:
-                key = item if item[0] == _QUOTE else quoted(item)
+                key = item if item[0] == _QUOTE else to_json(item)
                 item = f"{key}: {(yield from self._read())}"
             are_pairs.add(is_pair)
             items.append(item)
-            yield from cursor.skip()
-            if not (yield from cursor.accepts(",")) and not (yield from cursor.sees(closer)):
-                raise Malformed
-            yield from cursor.skip()
         if len(are_pairs) > 1:
             raise Malformed
         joined = ", ".join(items)
         return f"{{{joined}}}" if closer == "}" and are_pairs != {False} else f"[{joined}]"
-
-    def _read_word(self) -> Reading[str]:
-        pieces: list[str] = []
-        while (yield from self.cursor.char()) not in ",)]}:\n":
-            pieces.append(self.cursor.take(1))
-        return "".join(pieces)
 
     def _read_text(self, *, is_argument: bool) -> Reading[str]:
         cursor = self.cursor
@@ -174,7 +155,7 @@ class ObjectSyntax(CallSyntax):
         char = yield from cursor.char()
         if (yield from cursor.accepts(quote)):
             begins = [f"{start}call:" for start in self.row.starts]
-            return quoted((yield from cursor.extent(quote, *begins, is_end=self._is_end)))
+            return to_json((yield from cursor.extent(quote, *begins, is_end=self._is_end)))
         if char == '"':
             return (yield from read_value(cursor))
         if char not in "{[":
@@ -182,15 +163,9 @@ class ObjectSyntax(CallSyntax):
         cursor.take(1)
         closer = "]" if char == "[" else "}"
         items: dict[str, str] = {}
-        while True:
-            yield from cursor.skip()
-            if (yield from cursor.accepts(closer)):
-                break
+        while (yield from cursor.has_item(closer, is_first=not items)):
             key = str(len(items)) if char == "[" else (yield from self._read_key())
             items[key] = yield from self._read()
-            yield from cursor.skip()
-            if not (yield from cursor.accepts(",")) and not (yield from cursor.sees(closer)):
-                raise Malformed
         return f"[{', '.join(items.values())}]" if char == "[" else object_json(items)
 
     def _is_end(self, marker: str) -> Reading[bool | None]:
@@ -213,12 +188,9 @@ class ObjectSyntax(CallSyntax):
 
     def _read_plain(self) -> Reading[str]:
         """A JSON scalar; any other word is a text."""
-        pieces: list[str] = []
-        while (char := (yield from self.cursor.char())) not in ",}]":
-            if char in "<{[:":
-                raise Malformed
-            pieces.append(self.cursor.take(1))
-        text = "".join(pieces).strip()
+        text = (yield from self.cursor.before(",}]<{[:")).strip()
+        if (yield from self.cursor.char()) in "<{[:":
+            raise Malformed
         return WORDS.get(text) or value_json(text, frozenset())
 
 
@@ -228,7 +200,7 @@ def _number(word: str) -> str:
         word = f"{padded[1]}{padded[2] or 0}"
     try:
         value = json_value(word)
-    except ValueError:
+    except Malformed:
         try:
             value = ast.literal_eval(word)
             # Fails for what JSON cannot write: an infinity, and an integer of thousands of digits.

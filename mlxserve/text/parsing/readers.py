@@ -9,17 +9,17 @@ text, from the last mark on, so that no output of the model is lost.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any
 
-from mlxserve.text.parsing.cursor import Cursor, Cut, Malformed, Reading
+from mlxserve.text.parsing.cursor import Cut, Reading
 from mlxserve.text.parsing.elements import ElementSyntax, TagSyntax
-from mlxserve.text.parsing.formats import FUNCTIONS, CallFormat, Syntax
+from mlxserve.text.parsing.formats import FUNCTIONS, Syntax
 from mlxserve.text.parsing.json_calls import HeadedSyntax, JsonSyntax, MessageSyntax
 from mlxserve.text.parsing.python_calls import ObjectSyntax, PythonSyntax
-from mlxserve.text.parsing.syntax import CallNumbers, CallSyntax
+from mlxserve.text.parsing.syntax import CallSyntax, Section
 from mlxserve.text.parsing.turn import Event
+from mlxserve.text.parsing.values import Malformed
 
 _SYNTAXES: Mapping[Syntax, type[CallSyntax]] = {
     Syntax.JSON: JsonSyntax,
@@ -32,30 +32,13 @@ _SYNTAXES: Mapping[Syntax, type[CallSyntax]] = {
 
 
 class SectionReader:
-    """Reads one section. `rest` is None until its end was seen.
+    """Reads one section. `rest` is None until its end was seen."""
 
-    is_certain: a marker said that calls follow; otherwise only calls to the given tools are calls
-    name: of the tool, if the header of a message had it: the section is its arguments
-    """
-
-    def __init__(
-        self,
-        row: CallFormat,
-        tools: Sequence[Mapping[str, Any]],
-        numbers: CallNumbers,
-        *,
-        is_certain: bool = True,
-        name: str | None = None,
-    ) -> None:
+    def __init__(self, section: Section) -> None:
         self.rest: str | None = None
         # Index of the section's first call.
-        self.first = numbers.count
-        self._is_certain = is_certain
-        self._row = row
-        self._tools = tools
-        self._numbers = numbers
-        self._name = name
-        self._cursor = Cursor()
+        self.first = section.numbers.count
+        self._section, self._row, self._cursor = section, section.row, section.cursor
         self._reading = self._read()
 
     def push(self, text: str) -> Iterator[Event]:
@@ -86,29 +69,22 @@ class SectionReader:
 
     def _syntax(self) -> Reading[CallSyntax]:
         """Choose the reader of this section: models also write calls in other syntaxes."""
-        row = self._row
-        made = _SYNTAXES[row.syntax]
-        if self._name is not None:
-            made = MessageSyntax
-        else:
-            yield from self._cursor.skip()
-            if (yield from self._is_json()):
-                made = JsonSyntax
-            elif FUNCTIONS.call != row.call and (yield from self._cursor.sees("<function=")):
-                made = ElementSyntax
-                row = replace(
-                    row,
-                    call=FUNCTIONS.call,
-                    parameter=FUNCTIONS.parameter,
-                    starts=row.starts or FUNCTIONS.starts,
-                    block=("", ""),
-                )
-        names = (str(tool["function"]["name"]) for tool in self._tools)
-        known = None if self._is_certain else frozenset(names)
-        syntax = made(row, self._cursor, self._tools, self._numbers, known)
-        if isinstance(syntax, MessageSyntax):
-            syntax.name = self._name or ""
-        return syntax
+        section, row = self._section, self._row
+        if section.name is not None:
+            return MessageSyntax(section)
+        yield from self._cursor.skip()
+        if (yield from self._is_json()):
+            return JsonSyntax(section)
+        if FUNCTIONS.call != row.call and (yield from self._cursor.sees("<function=")):
+            row = replace(
+                row,
+                call=FUNCTIONS.call,
+                parameter=FUNCTIONS.parameter,
+                starts=row.starts or FUNCTIONS.starts,
+                block=("", ""),
+            )
+            return ElementSyntax(replace(section, row=row))
+        return _SYNTAXES[row.syntax](section)
 
     def _is_json(self) -> Reading[bool]:
         char = yield from self._cursor.char()
@@ -129,9 +105,8 @@ class SectionReader:
             cursor.take(1)
             cursor.mark()
             yield from cursor.skip()
-        for end in self._row.ends:
-            if (yield from cursor.accepts(end)):
-                cursor.mark()
-                return False
+        if (yield from cursor.accepts_any(self._row.ends)):
+            cursor.mark()
+            return False
         is_next = yield from cursor.sees_any(self._row.starts)
         return not is_next and (yield from syntax.may_follow())

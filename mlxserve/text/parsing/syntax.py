@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 from uuid import uuid4
 
-from mlxserve.text.parsing.cursor import Cursor, Cut, Malformed, Reading
+from mlxserve.text.parsing.cursor import Cursor, Cut, Reading
 from mlxserve.text.parsing.formats import CallFormat
 from mlxserve.text.parsing.json_text import JsonText, well_formed_json
 from mlxserve.text.parsing.turn import ToolCallDelta
+from mlxserve.text.parsing.values import Malformed
 
 
 class CallNumbers:
@@ -31,29 +33,32 @@ class CallNumbers:
         return ToolCallDelta(self.count - 1, arguments=arguments)
 
 
-class CallSyntax(ABC):
-    """Reads calls of one syntax from a cursor.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """A section of calls.
 
-    known: the tools' names, if only calls to them are calls; None takes any name
+    schemas: of the tools' arguments, by the tools' names
+    is_certain: a marker said that calls follow; otherwise only calls to the tools are calls
+    name: of the tool, if the header of a message had it: the section is its arguments
     """
+
+    row: CallFormat
+    schemas: Mapping[str, Mapping[str, Any]]
+    numbers: CallNumbers
+    is_certain: bool = True
+    name: str | None = None
+    cursor: Cursor = field(default_factory=Cursor)
+
+
+class CallSyntax(ABC):
+    """Reads calls of one syntax."""
 
     debris: ClassVar[str] = ""  # characters between calls that mean nothing
     begins: ClassVar[str] = ""  # the first character of a call
 
-    def __init__(
-        self,
-        row: CallFormat,
-        cursor: Cursor,
-        tools: Sequence[Mapping[str, Any]],
-        numbers: CallNumbers,
-        known: frozenset[str] | None,
-    ) -> None:
-        self.row = row
-        self.cursor = cursor
-        self.tools = tools
-        self.closer = row.call.partition("$arguments")[2].strip()  # end of a call
-        self._numbers = numbers
-        self._known = known
+    def __init__(self, section: Section) -> None:
+        self.section, self.row, self.cursor = section, section.row, section.cursor
+        self.closer = section.row.call.partition("$arguments")[2].strip()  # end of a call
 
     def read_first(self) -> Reading[None]:
         yield from self.read_call()
@@ -78,20 +83,15 @@ class CallSyntax(ABC):
         begins = (*self.row.ends, *self.row.starts, *others)
         return (yield from self.cursor.sees_any(begins, at)) or None
 
-    @property
-    def is_guess(self) -> bool:
-        """True if no marker announced the call."""
-        return self._known is not None
-
     def check(self, name: str) -> None:
         """Raises Malformed for a name that makes this not a call."""
-        if not name or (self._known is not None and name not in self._known):
+        if not name or (not self.section.is_certain and name not in self.section.schemas):
             raise Malformed
 
     def emit(self, name: str, arguments: str, call_id: str | None = None) -> Reading[None]:
         """Emit a complete call."""
         self.check(name)
-        yield self._numbers.open(name, well_formed_json(arguments), call_id)
+        yield self.section.numbers.open(name, well_formed_json(arguments), call_id)
         self.cursor.mark()
 
     def stream(self, name: str, call_id: str | None, begun: str = "") -> Reading[None]:
@@ -116,4 +116,5 @@ class CallSyntax(ABC):
 
     def _piece(self, text: str, name: str, call_id: str | None, *, is_open: bool) -> ToolCallDelta:
         self.cursor.mark()
-        return self._numbers.more(text) if is_open else self._numbers.open(name, text, call_id)
+        numbers = self.section.numbers
+        return numbers.more(text) if is_open else numbers.open(name, text, call_id)

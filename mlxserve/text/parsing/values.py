@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import ast
 import json
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mlxserve.system.well_formed import well_formed_value
+from mlxserve.system.strict_json import refuse_constant
 
-# Of a call's arguments: as deep as a schema may be. Templates, msgpack, SDKs and the parser of bodies,
-# which a client sends the arguments back to, all have limits of their own above it.
-MAX_DEPTH = 32
-
+# The JSON types of Python's values; a mapping of any kind is an object.
+_KIND_OF = {
+    type(None): "null",
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    str: "string",
+    list: "array",
+}
 # Names of types in schemas of the wild, by their beginning.
 _KINDS = {
     begin: kind
@@ -31,13 +35,14 @@ _KINDS = {
 _WORDS = {"true": "true", "false": "false", "none": "null", "null": "null"}
 
 
-def schema_of(tools: Sequence[Mapping[str, Any]], name: str) -> Mapping[str, Any]:
-    """The schema of a tool's arguments; empty for an unknown tool."""
-    for tool in tools:
-        function = tool.get("function") or {}
-        if function.get("name") == name:
-            return function.get("parameters") or {}
-    return {}
+class Malformed(ValueError):
+    """The text is not a call, or not a value."""
+
+
+def schemas_of(tools: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """The schemas of the tools' arguments by the tools' names; of two with one name, the first's."""
+    functions = [tool["function"] for tool in reversed(tools)]
+    return {str(function["name"]): function.get("parameters") or {} for function in functions}
 
 
 def properties_of(schema: Any) -> Mapping[str, Any]:
@@ -64,13 +69,7 @@ def kinds_of(schema: Any) -> frozenset[str]:
 
 def kind_of(value: Any) -> str:
     """The JSON type of a value."""
-    if value is None or isinstance(value, bool):
-        return "null" if value is None else "boolean"
-    if isinstance(value, int | float):
-        return "integer" if isinstance(value, int) else "number"
-    if isinstance(value, str):
-        return "string"
-    return "array" if isinstance(value, list) else "object"
+    return _KIND_OF.get(type(value), "object")
 
 
 def value_json(text: str, kinds: frozenset[str], *, is_text: bool | None = None) -> str:
@@ -79,7 +78,7 @@ def value_json(text: str, kinds: frozenset[str], *, is_text: bool | None = None)
     is_text: what the markup says about it, if it says anything
     """
     if is_text or (is_text is None and kinds == {"string"}):
-        return quoted(text)
+        return to_json(text)
     written = _parsed(text)
     if written is not None:
         raw, value = written
@@ -89,16 +88,16 @@ def value_json(text: str, kinds: frozenset[str], *, is_text: bool | None = None)
             return raw
     elif kinds and "string" not in kinds and (literal := _literal(text.strip())) is not None:
         return literal
-    return quoted(text)
+    return to_json(text)
 
 
-def quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
+def to_json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
 
 
 def object_json(members: Mapping[str, str]) -> str:
     """Return an object whose values are JSON already."""
-    return "{" + ", ".join(f"{quoted(key)}: {value}" for key, value in members.items()) + "}"
+    return "{" + ", ".join(f"{to_json(key)}: {value}" for key, value in members.items()) + "}"
 
 
 def _kind(name: str) -> str:
@@ -107,42 +106,11 @@ def _kind(name: str) -> str:
 
 
 def json_value(text: str, *, is_strict: bool = True) -> Any:
-    """Parse a JSON text. Raises ValueError."""
+    """Parse a JSON text. Raises Malformed."""
     try:
-        return json.loads(text, strict=is_strict, parse_constant=_refuse)
-    except RecursionError as error:
-        raise ValueError("it is nested too deeply") from error
-
-
-def arguments_object(text: str) -> dict[str, Any] | None:
-    """Parse a call's arguments as an object; None if they are none, or not strict JSON."""
-    try:
-        value = json.loads(text or "{}", parse_constant=_refuse, parse_float=_finite)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(value, dict) or not _is_within(value, MAX_DEPTH):
-        return None
-    arguments: dict[str, Any] = well_formed_value(value)
-    return arguments
-
-
-def _is_within(value: Any, depth: int) -> bool:
-    """True if a value is nested at most this deep."""
-    if not isinstance(value, (dict, list)):
-        return True
-    items = value.values() if isinstance(value, dict) else value
-    return depth > 0 and all(_is_within(item, depth - 1) for item in items)
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is not JSON")
-
-
-def _finite(digits: str) -> float:
-    value = float(digits)
-    if not math.isfinite(value):
-        raise ValueError(f"{digits[:40]} is out of range")
-    return value
+        return json.loads(text, strict=is_strict, parse_constant=refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise Malformed(str(error)) from error
 
 
 def _parsed(text: str) -> tuple[str, Any] | None:
@@ -150,14 +118,14 @@ def _parsed(text: str) -> tuple[str, Any] | None:
     raw = text.strip()
     try:
         return raw, json_value(raw)
-    except ValueError:
+    except Malformed:
         pass
     # Models write raw line breaks in strings.
     try:
         value = json_value(raw, is_strict=False)
-    except ValueError:
+    except Malformed:
         return None
-    return json.dumps(value, ensure_ascii=False), value
+    return to_json(value), value
 
 
 def _literal(text: str) -> str | None:

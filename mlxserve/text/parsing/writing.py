@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 from mlxserve.text.parsing.formats import CallFormat, Syntax
-from mlxserve.text.parsing.values import kind_of
+from mlxserve.text.parsing.values import kind_of, to_json
 
 Call: TypeAlias = tuple[str, Mapping[str, Any], str | None]  # (name, arguments, id)
 
@@ -49,7 +48,7 @@ def _call(
 
 
 def _parameter(row: CallFormat, key: str, value: Any) -> str:
-    text = value if isinstance(value, str) else _json(value)
+    text = _text(value)
     if row.is_padded and isinstance(value, str) and text[:1] == text[-1:] == "\n":
         text = f"\n{text}\n"
     if row.is_cdata and isinstance(value, str) and set(text) & set("<&\n"):
@@ -69,32 +68,32 @@ def _arguments(row: CallFormat, arguments: Mapping[str, Any]) -> str:
             return "".join(_tag(row.quote, key, value) for key, value in arguments.items()) + (
                 row.quote
             )
-    return _json(arguments)
+    return to_json(arguments)
 
 
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else to_json(value)
 
 
 def _python(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return repr(value)
     if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{_json(key)}: {_python(item)}' for key, item in value.items())}}}"
+        return f"{{{', '.join(f'{to_json(key)}: {_python(item)}' for key, item in value.items())}}}"
     if isinstance(value, list):
         return f"[{', '.join(map(_python, value))}]"
-    return _json(value)
+    return to_json(value)
 
 
 def _quoted(quote: str, value: Any) -> str:
     """Write a value in Gemma's object syntax."""
     if isinstance(value, str):
-        return _json(value) if quote in value else f"{quote}{value}{quote}"
+        return to_json(value) if quote in value else f"{quote}{value}{quote}"
     if isinstance(value, Mapping):
         return f"{{{','.join(f'{key}:{_quoted(quote, item)}' for key, item in value.items())}}}"
     if isinstance(value, list):
         return f"[{','.join(_quoted(quote, item) for item in value)}]"
-    return _json(value)
+    return to_json(value)
 
 
 def _tag(mark: str, key: str, value: Any) -> str:
@@ -103,5 +102,5 @@ def _tag(mark: str, key: str, value: Any) -> str:
     elif isinstance(value, list) and value:
         inner = "".join(_tag(mark, "item", item) for item in value)
     else:
-        inner = value if isinstance(value, str) else _json(value)
+        inner = _text(value)
     return f"{mark}<{key}>{inner}{mark}</{key}>"

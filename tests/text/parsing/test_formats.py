@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
+from mlxserve.text.conversation import arguments_object
 from mlxserve.text.format_choice import recognise
 from mlxserve.text.parsing.json_text import repaired_json
 from mlxserve.text.parsing.turn import AssistantTurn
-from mlxserve.text.parsing.values import arguments_object, json_value
+from mlxserve.text.parsing.values import json_value
 from tests.text.parsing.answers import (
     CALL_HEADERS,
     ROWS,
@@ -389,6 +390,19 @@ ANSWERS: list[tuple[str, str, str, str, list[tuple[str, Any]]]] = [
         "",
         "",
         [("github.create_issue", {"a-b": "x", "b.c": [1, 2]})],
+    ),
+    # ---- names of arguments in quotes
+    (
+        "gemma4",
+        '<|tool_call>call:look{"at":<|"|>ü<|"|>,"\\u006e" : 2}<tool_call|>',
+        "",
+        "",
+        CALLED,
+    ),
+    *(
+        ("gemma4", f'<|tool_call>call:look{{"{key}":1}}<tool_call|>', text, "", [])
+        for key in ("\\q", "\\u12", "\\x41", "\\u", "a\\ ")
+        for text in [f'<|tool_call>call:look{{"{key}":1}}<tool_call|>']
     ),
     # ---- quotes that were not escaped: repaired, or else text
     (
