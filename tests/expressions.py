@@ -24,10 +24,9 @@ from unittest.mock import patch
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from mlxserve.text.parsing.cursor import Cursor
 from mlxserve.text.parsing.elements import ElementSyntax
 from mlxserve.text.parsing.formats import FORMATS, NAME, Syntax
-from mlxserve.text.parsing.syntax import CallNumbers
+from mlxserve.text.parsing.syntax import CallNumbers, Section
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("metal_kernels", "mlxserve", "tui")
@@ -42,7 +41,7 @@ def _heads() -> Iterator[str]:
     with patch.object(re, "compile", wraps=re.compile) as compiled:
         for row in FORMATS:
             if row.syntax is Syntax.ELEMENTS:
-                ElementSyntax(row, Cursor(), (), CallNumbers(), None)
+                ElementSyntax(Section(row=row, schemas={}, numbers=CallNumbers()))
     for call in compiled.call_args_list:
         yield call.args[0]
 
@@ -66,7 +65,8 @@ LOCALS: Mapping[str, Callable[[], Iterable[Mapping[str, Any]]]] = {
             "value": "zqvalue",
             "number": 31,
             "tags": "(?P=q)<a>b(?P=q)</a>",
-            "written": r"call:zqtool\{a:(?P<quote>\S{1,16}?)zqvalue(?P=quote),b:31\}",
+            "written": r"call:zqtool\{a:(?P<quote>\S{1,16}?)zqvalue(?P=quote),"
+            r"b:(?:31|(?P=quote)31(?P=quote))\}",
             "pair": ("0", "1"),
         }
     ],
