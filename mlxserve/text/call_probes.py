@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any, TypeAlias
 
@@ -66,6 +66,10 @@ class WrittenCalls:
     text: str
     is_thinking: bool = False
 
+    def as_texts(self) -> WrittenCalls:
+        """Return the calls of a template that writes every value as a text."""
+        return replace(self, calls=tuple((name, value_texts(args)) for name, args in self.calls))
+
 
 @dataclass(frozen=True, slots=True)
 class CallTexts:
@@ -78,6 +82,17 @@ class CallTexts:
     one: WrittenCalls
     two: WrittenCalls | None
     hard: tuple[WrittenCalls, ...]
+
+    def as_texts(self) -> CallTexts:
+        two = None if self.two is None else self.two.as_texts()
+        return CallTexts(self.one.as_texts(), two, tuple(each.as_texts() for each in self.hard))
+
+
+def value_texts(arguments: Mapping[str, Any]) -> dict[str, str]:
+    return {
+        key: value if isinstance(value, str) else json.dumps(value)
+        for key, value in arguments.items()
+    }
 
 
 def call_texts(render_each: RenderEach, caps: TemplateCaps) -> CallTexts | None:

@@ -42,10 +42,15 @@ def choose_among(candidates: Sequence[CallFormat], texts: CallTexts | None) -> F
     first = next(iter(candidates), None)
     if texts is None:
         return FormatChoice(first)
+    # Some templates write numbers as texts.
+    row = _reader(candidates, texts) or _reader(candidates, texts.as_texts())
+    return FormatChoice(row or first, row is not None)
+
+
+def _reader(candidates: Sequence[CallFormat], texts: CallTexts) -> CallFormat | None:
     # Templates also write the beginning of what follows a call.
     row = next((row for row in candidates if _reads(row, texts, is_strict=False)), None)
-    row = row or _best([row for row in _others(texts) if _reads(row, texts)], texts)
-    return FormatChoice(row or first, row is not None)
+    return row or _best([row for row in _others(texts) if _reads(row, texts)], texts)
 
 
 def _others(texts: CallTexts) -> Iterator[CallFormat]:

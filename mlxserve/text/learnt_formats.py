@@ -17,7 +17,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from mlxserve.text.call_probes import NAME, ONE, OTHER_NAME, TWO, CallTexts, thinking_in
+from mlxserve.text.call_probes import (
+    NAME,
+    ONE,
+    OTHER_NAME,
+    TWO,
+    CallTexts,
+    thinking_in,
+    value_texts,
+)
 from mlxserve.text.parsing.cursor import BLANKS
 from mlxserve.text.parsing.formats import NAME as TOOL_NAME
 from mlxserve.text.parsing.formats import CallFormat, Syntax
@@ -112,8 +120,8 @@ def _objects(text: str) -> Iterator[tuple[int, int, Any]]:
 
 
 def _arguments_in(text: str, marks: tuple[str, Any, Any]) -> tuple[int, int] | None:
-    expected = dict(zip(_KEYS, marks[1:], strict=True))
-    return next(((b, e) for b, e, value in _objects(text) if value == expected), None)
+    expected = value_texts(dict(zip(_KEYS, marks[1:], strict=True)))
+    return next(((b, e) for b, e, value in _objects(text) if value_texts(value) == expected), None)
 
 
 def _json_body(text: str, marks: tuple[str, Any, Any]) -> _Body | None:
@@ -149,16 +157,17 @@ def _headed_body(text: str, marks: tuple[str, Any, Any]) -> _Body | None:
 
 def _python_body(text: str, marks: tuple[str, Any, Any]) -> _Body | None:
     name, value, number = marks
-    written = rf"{name}\({_KEYS[0]}=(['\"]){value}\1, ?{_KEYS[1]}={number}\)"
+    of_number = rf"(?:{number}|(?P=q){number}(?P=q))"
+    written = rf"{name}\({_KEYS[0]}=(?P<q>['\"]){value}(?P=q), ?{_KEYS[1]}={of_number}\)"
     match = re.search(written, text)
     return match and _Body(*match.span(), Syntax.PYTHON, "$name($arguments)")
 
 
 def _object_body(text: str, marks: tuple[str, Any, Any]) -> _Body | None:
     name, value, number = marks
-    written = (
-        rf"call:{name}\{{{_KEYS[0]}:(?P<quote>\S{{1,16}}?){value}(?P=quote),{_KEYS[1]}:{number}\}}"
-    )
+    of_number = rf"(?:{number}|(?P=quote){number}(?P=quote))"
+    of_text = rf"(?P<quote>\S{{1,16}}?){value}(?P=quote)"
+    written = rf"call:{name}\{{{_KEYS[0]}:{of_text},{_KEYS[1]}:{of_number}\}}"
     match = re.search(written, text)
     if match is None or not match["quote"]:
         return None

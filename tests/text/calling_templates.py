@@ -90,6 +90,44 @@ CALLING: dict[str, str] = {
         "]<|/asks|>",
     ),
 }
+# Every value is written as a text, numbers too, as some templates of Llama 4 and FunctionGemma do.
+AS_TEXTS: dict[str, str] = {
+    "Gemma's objects": _template(
+        "",
+        "<ask>call:{{ f.name }}{{ '{' }}"
+        + _PAIRS.replace("PAIR", '{{ key }}:<q>{{ value }}<q>{{ "," if not loop.last }}')
+        + "}</ask>",
+        "",
+    ),
+    "calls in Python's syntax": _template(
+        "<|asks|>[",
+        '{{ ", " if not loop.first }}{{ f.name }}('
+        + _PAIRS.replace("PAIR", '{{ key }}="{{ value }}"{{ ", " if not loop.last }}')
+        + ")",
+        "]<|/asks|>",
+    ),
+    "calls in Python's syntax, without markers": _template(
+        "[",
+        '{{ ", " if not loop.first }}{{ f.name }}('
+        + _PAIRS.replace("PAIR", "{{ key }}='{{ value }}'{{ ', ' if not loop.last }}")
+        + ")",
+        "]",
+    ),
+    "objects": _template(
+        "",
+        '<ask>{"name": "{{ f.name }}", "arguments": {{ "{" }}'
+        + _PAIRS.replace("PAIR", '"{{ key }}": "{{ value }}"{{ ", " if not loop.last }}')
+        + "}}</ask>",
+        "",
+    ),
+    "a name before an object": _template(
+        "",
+        "[ASK]{{ f.name }}[WITH]{{ '{' }}"
+        + _PAIRS.replace("PAIR", '"{{ key }}": "{{ value }}"{{ ", " if not loop.last }}')
+        + "}",
+        "",
+    ),
+}
 # A message for each call, after the name of its tool.
 FUNCTIONARY = (
     "{{ '>>>${recipient}' }}{{ tools | tojson }}{% for m in messages %}{{ '<|h|>' + m.role + '<|/h|>' }}"

@@ -18,7 +18,7 @@ from mlxserve.text.probes import Probe
 from mlxserve.text.response_template import format_in
 from mlxserve.text.template_caps import Arguments, TemplateCaps, find_abilities
 from mlxserve.text.tokenizer import Tokenizer
-from tests.text.calling_templates import CALLING, FUNCTIONARY, UNREADABLE
+from tests.text.calling_templates import AS_TEXTS, CALLING, FUNCTIONARY, UNREADABLE
 from tests.text.learnt_rows import LEARNT
 from tests.text.rendering import renderer, worker
 
@@ -69,6 +69,23 @@ def test_a_format_that_nobody_has_seen_is_learnt(name: str) -> None:
     choice = choose_among([], texts_of(CALLING[name]))
     assert choice.reads_back
     assert is_read(choice.row, texts_of(CALLING[name])), choice.row
+
+
+@pytest.mark.parametrize("name", AS_TEXTS)
+def test_a_format_is_learnt_from_a_template_that_writes_numbers_as_texts(name: str) -> None:
+    texts = texts_of(AS_TEXTS[name])
+    row, reads_back = choose_among([], texts)
+    assert reads_back
+    assert row is not None
+    assert not reads(row, texts.one)
+    assert reads(row, texts.one.as_texts())
+
+
+def test_a_row_that_reads_numbers_as_numbers_comes_first() -> None:
+    texts = texts_of(CALLING["elements in a section"])
+    untyped = replace(ROWS["minimax_m2"], starts=("<asks>",), ends=("</asks>",))
+    assert not reads(untyped, texts.one)
+    assert choose_among([untyped], texts)[0] == choose_among([], texts)[0]
 
 
 @pytest.mark.parametrize("name", sorted(ROWS.keys() - NOT_LEARNT))
