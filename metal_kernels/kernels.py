@@ -107,6 +107,7 @@ PAGED_LATENT = KernelSpec(
     ("out", "fence"),
     header=HEADERS["attention.h"],
 )
+QMV_ROWS = KernelSpec("qmv_rows", ("rows", "weights", "scales", "biases"), ("out",))
 ALL = (
     WRITE_KV_TOKENS,
     WRITE_KV_PAGES,
@@ -119,6 +120,7 @@ ALL = (
     MERGE_PARTITIONS,
     PAGED_PREFILL,
     PAGED_LATENT,
+    QMV_ROWS,
 )
 
 

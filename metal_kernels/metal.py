@@ -21,6 +21,7 @@ import numpy as np
 from metal_kernels import kernels, quantised
 from metal_kernels.dispatches import Dispatches, with_sinks
 from metal_kernels.fences import Fences
+from metal_kernels.few_rows import FewRows
 from metal_kernels.gathered_attention import GatheredAttention
 from metal_kernels.kernels import Dispatch, Factory, Kernels
 from metal_kernels.latents import LatentAttention
@@ -62,6 +63,7 @@ class MetalBackend:
         self._dispatches = Dispatches(self._kernels, uses_matrices=uses_matrices)
         self._latents = LatentAttention(self._kernels)
         self._writes = Writes(self._kernels, self._dispatches)
+        self.few_rows = FewRows(self._kernels)
         self.use_fences(Fences())
 
     def new_pool(

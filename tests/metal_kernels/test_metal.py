@@ -21,6 +21,7 @@ from metal_kernels.tables import RecordedTables, SequenceTables
 from mlxserve.cache.kv import KVPool, LayerSpec
 from mlxserve.cache.layer_kv import LayerKV
 from mlxserve.cache.layout import StepLayout
+from tests.metal_kernels.mlx_products import quantised as quantised_weights
 
 PAGE_SIZE = 16
 READERS = ("paged_decode", "grouped_decode", "paged_prefill", "paged_latent", "gather_pages")
@@ -403,6 +404,8 @@ def dispatch_every_kernel(backend: MetalBackend, num_pages: int) -> None:
     backend.paged_decode(mx.zeros((1, 8, 64), mx.float16), *pools, one, Attention(1.0))
     half = [backend.new_pool(16 + num_pages, 1, PAGE_SIZE, 64, mx.float16) for _ in range(2)]
     backend.paged_prefill(mx.zeros((256, 1, 64), mx.float16), *half, long_chunk(), Attention(1.0))
+    weights = quantised_weights(8, 256, 4, 32, mx.float16)
+    backend.few_rows.product(mx.zeros((2, 256), mx.float16), weights, 1)
     in_8_bits = [backend.new_pool(num_pages, 1, PAGE_SIZE, 64, mx.int8) for _ in range(2)]
     backend.write_kv(row, row, *in_8_bits, np.array([0], np.int32))
     backend.paged_decode(row, *in_8_bits, one, Attention(1.0))
@@ -580,6 +583,7 @@ def test_mlx_itself_accepts_every_call(tmp_path: Path, monkeypatch: pytest.Monke
 
     latents = [backend.new_pool(4, 1, 16, dim, mx.float16) for dim in (256, 64)]
     in_8_bits = [backend.new_pool(4, 2, 16, 64, mx.int8) for _ in range(2)]
+    weights = quantised_weights(8, 256, 4, 32, mx.float16)
 
     def step(rows: mx.array, queries: mx.array) -> list[mx.array]:
         asked = mx.tile(queries, 4), queries
@@ -598,7 +602,8 @@ def test_mlx_itself_accepts_every_call(tmp_path: Path, monkeypatch: pytest.Monke
         gathered = backend.paged_prefill(long, *pools, long_chunk(), Attention(1.0))
         large = mx.tile(queries, (1, 4, 1))
         grouped = backend.paged_decode(large, *pools, tables([4], [1]), Attention(1.0))
-        return [*over_latents, *rotated, gathered, grouped] + [
+        few = backend.few_rows.product(mx.zeros((2, 256), mx.float16), weights, 1)
+        return [*over_latents, *rotated, gathered, grouped, few] + [
             op(queries, *both, tables([4], [1]), capped, sinks)
             for op in (backend.paged_decode, backend.paged_prefill)
             for both in (pools, in_8_bits)

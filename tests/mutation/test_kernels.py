@@ -23,6 +23,8 @@ from metal_kernels.tables import SequenceTables
 from tests.emulated import emulated_factory
 from tests.emulator import KernelFault
 from tests.metal_kernels.latent_oracle import PagedLatents, latent_case
+from tests.metal_kernels.mlx_products import packs_of, random_rows, rows_alone
+from tests.metal_kernels.mlx_products import quantised as quantised_weights
 from tests.metal_kernels.oracle import TOLERANCES, Case, Paged, quantised
 from tests.metal_kernels.test_rotary import ROTATIONS, check, check_8_bits
 
@@ -252,6 +254,22 @@ GUARDS: dict[str, list[Guard]] = {
         Guard("if (thread_index < 8 && ", "if ("),
         Guard("&& threadgroup_position_in_grid.z == 0)", ")"),
     ],
+    "qmv_rows": [
+        Guard("k < depth", "k < depth - NUMBERS"),
+        Guard("= packed[p];", "= packed[0];"),
+        Guard("k / GROUP", "0"),
+        Guard("if (BITS == 4) {", "if (true) {"),
+        Guard("if (BITS == 4) {", "if (false) {"),
+        Guard("sum += a + b + c + d;", "sum += a; sum += b; sum += c; sum += d;"),
+        Guard("b / 16.0f", "b"),
+        Guard("i % IN_WORD * BITS", "0"),
+        Guard("if (BITS == 4) {", "if (true) {", 1),
+        Guard("if (BITS == 4) {", "if (false) {", 1),
+        Guard("sum * bias[c]", "bias[c]"),
+        Guard("simd_sum(result[r][c])", "result[r][c]"),
+        Guard("if (lane == 0) ", ""),
+        Guard("if (lane == 0) ", "if (lane == 33) "),
+    ],
 }
 # Decisions that guard nothing: they choose between equals by head dimension or lane.
 CHOICES = {
@@ -451,6 +469,15 @@ def quantises(backend: MetalBackend) -> None:
             assert not np.delete(found, slots, axis=0).any()
 
 
+def multiplies(backend: MetalBackend) -> None:
+    """Rows of whole blocks and lanes without numbers, as MLX's own kernels multiply each alone."""
+    for width, bits in ((512, 4), (384, 8)):
+        weights = quantised_weights(8, width, bits, 32, mx.float32)
+        rows = random_rows(2, weights)
+        found = backend.few_rows.product(rows, weights, packs_of(weights))
+        assert mx.array_equal(found, rows_alone(rows, weights)), bits
+
+
 def exercise(kernel: str, backend: MetalBackend) -> None:
     """What a kernel has to do right. Raises AssertionError or KernelFault."""
     if kernel in ("paged_decode", "merge_partitions"):
@@ -476,6 +503,8 @@ def exercise(kernel: str, backend: MetalBackend) -> None:
         quantises(backend)
     elif kernel == "paged_latent":
         attends_latents(backend)
+    elif kernel == "qmv_rows":
+        multiplies(backend)
     else:
         writes(backend)
 

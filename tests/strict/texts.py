@@ -13,13 +13,15 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import mlx.core as mx
 import numpy as np
 
-from metal_kernels import quantised
+from metal_kernels import few_rows, quantised
+from metal_kernels.few_rows import Quantised
 from metal_kernels.kernels import SMALLEST_INPUT, Kernel, KernelSpec, Size
 from metal_kernels.latents import LATENT_DIMS
 from metal_kernels.limits import PAGE_SIZES
@@ -140,6 +142,7 @@ def every_text() -> tuple[KernelText, ...]:
                 _use_rotations(MetalBackend(recorder), dtype, key_dim)
         for dims in LATENT_DIMS:
             _use_latents(MetalBackend(recorder), dtype, *dims)
+        _use_few_rows(MetalBackend(recorder), dtype)
     return _written(tuple(recorder.calls.values()))
 
 
@@ -272,6 +275,15 @@ def _use_latents(backend: MetalBackend, dtype: mx.Dtype, latent_dim: int, rope_d
             q_latent = mx.zeros((num_rows, heads, latent_dim), dtype)
             q_rope = mx.zeros((num_rows, heads, rope_dim), dtype)
             backend.paged_latent(q_latent, q_rope, k_pool, v_pool, tables, scale=1.0)
+
+
+def _use_few_rows(backend: MetalBackend, dtype: mx.Dtype) -> None:
+    """Products of every number of rows, with every kind of weights."""
+    for bits, group_size in product(few_rows.BITS, few_rows.GROUP_SIZES):
+        packed, scales, biases = mx.quantize(mx.zeros((8, 256)), group_size, bits)
+        weights = Quantised(packed, scales, biases, group_size, bits).astype(dtype)
+        for num_rows, packs in product(few_rows.ROWS, few_rows.PACKS):
+            backend.few_rows.product(mx.zeros((num_rows, 256), dtype), weights, packs)
 
 
 def _written(calls: Sequence[_Call]) -> tuple[KernelText, ...]:
