@@ -13,8 +13,8 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from mlxserve.cache.kv import Backends
-from mlxserve.model.fused_qkv import fuse_qkv, separate
-from mlxserve.model.joined_products import Sharing, share
+from mlxserve.model.fused_qkv import attention_product, fuse_qkv, separate
+from mlxserve.model.joined_products import JoinedProduct, SharedLayer, Sharing, share
 from mlxserve.model.load import LoadedModel
 
 
@@ -57,6 +57,14 @@ class FusedLayers:
         separate(self.attention)
         for each in self.sharing:
             each.undo()
+
+
+def joined_products(model: nn.Module) -> list[JoinedProduct]:
+    """Return the products of a model that several layers share."""
+    found = [attention_product(module) for module in model.modules()]
+    shared = [module.product for module in model.modules() if isinstance(module, SharedLayer)]
+    products = [*(product for product in found if product is not None), *shared]
+    return list({id(product): product for product in products}.values())
 
 
 def can_fuse(loaded: LoadedModel, backends: Backends) -> bool:

@@ -152,6 +152,12 @@ def num_fused(model: nn.Module) -> int:
     return sum(_MARK in vars(module) for module in model.modules())
 
 
+def attention_product(module: nn.Module) -> JoinedProduct | None:
+    """Return the joined projections of a fused attention layer; None for any other module."""
+    fused: FusedQKV | None = vars(module).get(_MARK)
+    return None if fused is None else fused.product
+
+
 def separate(layers: Sequence[nn.Module]) -> None:
     """Undo `fuse_qkv`. The weights stay side by side."""
     for layer in layers:

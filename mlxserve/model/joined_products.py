@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -24,6 +24,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
+from metal_kernels.few_rows import Quantised, as_quantised
 from metal_kernels.reading import read
 from mlxserve.model.caches import MODEL_ERRORS
 from mlxserve.model.recurrent import is_in_groups
@@ -38,6 +39,9 @@ class JoinedProduct:
     def __init__(self, layers: Sequence[Any]) -> None:
         """Join the layers' arrays, which become views of the joined ones."""
         first = layers[0]
+        self.layers = tuple(layers)
+        # Of quantised weights, with its arguments; `few_row_products.py` replaces it.
+        self.multiply: Callable[..., mx.array] = mx.quantized_matmul
         arrays = {name: _join(layers, name) for name in _ARRAYS if first.get(name) is not None}
         self._weight, self._bias = arrays["weight"], arrays.get("bias")
         self._quantised: tuple[Any, ...] | None = None  # further arguments of the product
@@ -48,10 +52,18 @@ class JoinedProduct:
             self._weight = self._weight.T
             mx.eval(self._weight)
 
+    @property
+    def quantised(self) -> Quantised | None:
+        """The joined weights; None if they are not quantised as MLX's "affine" mode does it."""
+        if self._quantised is None:
+            return None
+        scales, biases, _, group_size, bits, mode = self._quantised
+        return as_quantised(self._weight, scales, biases, group_size, bits, mode)
+
     def __call__(self, x: mx.array) -> mx.array:
         bias = self._bias
         if self._quantised is not None:
-            product = mx.quantized_matmul(x, self._weight, *self._quantised)
+            product = self.multiply(x, self._weight, *self._quantised)
             return product if bias is None else product + bias
         if bias is None:
             return x @ self._weight
@@ -110,6 +122,10 @@ class SharedLayer(nn.Module):  # type: ignore[misc]  # mlx's nn has no types
         self.layer = layer
         self._shared = shared
         self._number = number  # number in call order
+
+    @property
+    def product(self) -> JoinedProduct:
+        return self._shared.product
 
     def __call__(self, x: mx.array) -> mx.array:
         shared, number = self._shared, self._number

@@ -184,17 +184,20 @@ def select_rows(model: nn.Module, selector: RowSelector) -> None:
         if isinstance(head, nn.Module) and not isinstance(head, SelectedRowsHead):
             module.lm_head = SelectedRowsHead(head, selector)
     for embedding in _embeddings(model):
-        embedding.as_linear = _selected(embedding.as_linear, selector)
+        embedding.as_linear = _selected(embedding, selector)
 
 
 def _embeddings(model: nn.Module) -> Sequence[nn.Module]:
     return [m for _, m in model.named_modules() if hasattr(m, "as_linear")]
 
 
-def _selected(
-    as_linear: Callable[[mx.array], mx.array], selector: RowSelector
-) -> Callable[[mx.array], mx.array]:
+def _selected(embedding: nn.Module, selector: RowSelector) -> Callable[[mx.array], mx.array]:
+    own = vars(embedding).get("as_linear")  # that of a rank without a head
+
     def selected(hidden: mx.array) -> mx.array:
-        return as_linear(selector.select(hidden))
+        rows = selector.select(hidden)
+        # The class is looked up late, because `few_row_products.py` may change it.
+        logits: mx.array = own(rows) if own else type(embedding).as_linear(embedding, rows)
+        return logits
 
     return selected
