@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
+from metal_kernels.draft_check import why_not_together
 from metal_kernels.kernels import on_metal
 from metal_kernels.limits import BACKENDS
 from metal_kernels.metal import MetalBackend
@@ -76,7 +77,7 @@ def select_backends(name: str, layers: Sequence[LayerShape]) -> tuple[Backend, .
     plain = _plain()
     if len(refused) == len(layers):
         return (plain,) * len(layers)
-    metal = MetalBackend(on_metal, uses_matrices=has_matrices())
+    metal = MetalBackend(on_metal, uses_matrices=has_matrices(), joins_drafts=joins_drafts())
     return tuple(metal if reason is None else plain for reason in reasons)
 
 
@@ -121,4 +122,16 @@ def has_matrices() -> bool:
             "decodes with many query heads per kv head without matrices, which is slower: %s",
             reason,
         )
+    return reason is None
+
+
+@functools.cache
+def joins_drafts() -> bool:
+    """True if rows of a draft that are read together have the bits that each has alone.
+
+    They are decoded a row at a time otherwise, so a failure is only a warning.
+    """
+    reason = why_not_together(MetalBackend(on_metal))
+    if reason is not None:
+        log.warning("rows of drafts read their pages one by one, which is slower: %s", reason)
     return reason is None

@@ -12,6 +12,7 @@ import mlx.core as mx
 import numpy as np
 
 from metal_kernels import kernels, quantised
+from metal_kernels.draft_units import UnitSplit, rows_together, uploaded_units
 from metal_kernels.kernels import FENCE, SMALLEST_INPUT, Dispatch, Kernels, KernelSpec
 from metal_kernels.ops import Attention
 from metal_kernels.plans import (
@@ -37,9 +38,12 @@ MERGE_THREADS = 128
 class Dispatches:
     """The dispatches of one backend's kernels."""
 
-    def __init__(self, kernels: Kernels, *, uses_matrices: bool = True) -> None:
-        """uses_matrices: for decodes of large groups."""
+    def __init__(
+        self, kernels: Kernels, *, uses_matrices: bool = True, joins_drafts: bool = True
+    ) -> None:
+        """uses_matrices: for decodes of large groups; joins_drafts: rows of a draft as units."""
         self._kernels = kernels
+        self._joins_drafts = joins_drafts
         self._uses_matrices = uses_matrices
         self._numbers: dict[tuple[float, float | None, bool], mx.array] = {}
         self._no_sinks: dict[tuple[int, mx.Dtype], mx.array] = {}
@@ -67,29 +71,50 @@ class Dispatches:
         )
         num_partitions = partitions.shape[0]
         numbers = self._numbers_of(attention, sinks is not None)
-        attend = self._kernels.dispatch(
-            spec,
-            {
-                "page_tables": uploaded_pages(tables),
-                "partitions": partitions,
-                "numbers": numbers,
-            },
-            {
-                "partials": ((num_partitions, heads, head_dim + 4), mx.float32),
-                "fence": FENCE,
-            },
-            [
-                ("T", queries.dtype),
-                ("D", head_dim),
-                ("GROUP", group),
-                *([("HEADS", split.heads)] if isinstance(split, HeadSplit) else []),
-                ("PARTS", split.parts),
-                ("BLOCKS", split.blocks),
-                ("IS_QUANTISED", int(is_quantised)),
-            ],
-            (split.threads, kv_heads * split.blocks, num_partitions),
-            (split.threads, 1, 1),
-        )
+        fixed = {
+            "page_tables": uploaded_pages(tables),
+            "partitions": partitions,
+            "numbers": numbers,
+        }
+        outputs = {
+            "partials": ((num_partitions, heads, head_dim + 4), mx.float32),
+            "fence": FENCE,
+        }
+        template: list[tuple[str, int | mx.Dtype]] = [
+            ("T", queries.dtype),
+            ("D", head_dim),
+            ("GROUP", group),
+        ]
+        is_last = ("IS_QUANTISED", int(is_quantised))
+        units = self._units(spec, tables, window, size, group, head_dim)
+        if units is not None:
+            num_units, rows = units.shape
+            joined = UnitSplit.of(group, head_dim, rows)
+            attend = self._kernels.dispatch(
+                kernels.DRAFT_DECODE,
+                {**fixed, "units": units},
+                outputs,
+                [
+                    *template,
+                    ("ROWS", rows),
+                    ("HEADS", joined.heads),
+                    ("PARTS", joined.parts),
+                    is_last,
+                ],
+                (joined.threads, kv_heads, num_units),
+                (joined.threads, 1, 1),
+            )
+        else:
+            if isinstance(split, HeadSplit):
+                template.append(("HEADS", split.heads))
+            attend = self._kernels.dispatch(
+                spec,
+                fixed,
+                outputs,
+                [*template, ("PARTS", split.parts), ("BLOCKS", split.blocks), is_last],
+                (split.threads, kv_heads * split.blocks, num_partitions),
+                (split.threads, 1, 1),
+            )
         merge = self._kernels.dispatch(
             kernels.MERGE_PARTITIONS,
             {
@@ -103,6 +128,24 @@ class Dispatches:
             (MERGE_THREADS, 1, 1),
         )
         return attend, merge
+
+    def _units(
+        self,
+        spec: KernelSpec,
+        tables: SequenceTables,
+        window: int | None,
+        size: int,
+        group: int,
+        head_dim: int,
+    ) -> mx.array | None:
+        """Return the units of rows of drafts; None if no rows are read together."""
+        if spec is not kernels.PAGED_DECODE or not self._joins_drafts:
+            return None
+        most = rows_together(group, head_dim)
+        if most < 2:
+            return None
+        units = uploaded_units(tables, window, size, most)
+        return units if units.shape[1] > 1 else None
 
     def prefill(
         self,

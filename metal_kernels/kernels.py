@@ -89,6 +89,13 @@ PAGED_DECODE = KernelSpec(
     header=HEADERS["attention.h"],
 )
 GROUPED_DECODE = replace(PAGED_DECODE, name="grouped_decode")
+DRAFT_DECODE = KernelSpec(
+    "draft_decode",
+    ("queries", "k_pool", "v_pool", "page_tables", "partitions", "units", "numbers", "after"),
+    ("partials", "fence"),
+    partly_written=("partials",),  # those of partitions that only pad a list
+    header=HEADERS["attention.h"],
+)
 MERGE_PARTITIONS = KernelSpec(
     "merge_partitions",
     ("partials", "starts", "sinks", "numbers"),
@@ -117,6 +124,7 @@ ALL = (
     GATHER_PAGES,
     PAGED_DECODE,
     GROUPED_DECODE,
+    DRAFT_DECODE,
     MERGE_PARTITIONS,
     PAGED_PREFILL,
     PAGED_LATENT,

@@ -57,10 +57,18 @@ class MetalBackend:
     writes_in_place = True
     takes_model_rows = True
 
-    def __init__(self, factory: Factory, *, uses_matrices: bool = True) -> None:
-        """uses_matrices: decode groups of many query heads by a kernel of their own."""
+    def __init__(
+        self, factory: Factory, *, uses_matrices: bool = True, joins_drafts: bool = True
+    ) -> None:
+        """Build kernels on first use.
+
+        uses_matrices: decode groups of many query heads by a kernel of their own
+        joins_drafts: read the pages of a draft's rows together, by a kernel of its own
+        """
         self._kernels = Kernels(factory)
-        self._dispatches = Dispatches(self._kernels, uses_matrices=uses_matrices)
+        self._dispatches = Dispatches(
+            self._kernels, uses_matrices=uses_matrices, joins_drafts=joins_drafts
+        )
         self._latents = LatentAttention(self._kernels)
         self._writes = Writes(self._kernels, self._dispatches)
         self.few_rows = FewRows(self._kernels)

@@ -133,7 +133,8 @@ def _parts(chunks: Sequence[Chunk]) -> Sequence[Chunk]:
     """Split chunks with drafts into one decode per row.
 
     All rows of a step are written before any attends, and a decode attends up to its own position.
-    So a token is computed by the same kernels with a draft and without.
+    So a token is computed in the same order with a draft and without, also where a backend reads
+    the pages of these rows together.
     """
     if not any(chunk.draft for chunk in chunks):
         return chunks

@@ -32,7 +32,7 @@ def measure_rows(
     """Return the seconds of a step by its rows, ascending; never less with more rows.
 
     The rows are decodes of as many sequences, at their first position: a draft's rows cost as
-    much, apart from the pages that each of them reads again.
+    much, apart from the pages, which on Metal some of them read together.
     """
     began = time.perf_counter()
     kv = KVPool(loaded.layers, max(rows), page_size, backends)

@@ -11,11 +11,12 @@ from metal_kernels import choice
 from metal_kernels.choice import select_backend, select_backends
 from metal_kernels.kernels import Kernel, KernelSpec
 from metal_kernels.metal import MetalBackend
-from metal_kernels.ops import LayerShape
+from metal_kernels.ops import Attention, LayerShape
 from metal_kernels.plain import PlainBackend
 from metal_kernels.selftest import QUICK, FenceLoad
 from tests.emulated import emulated_factory
 from tests.metal_kernels.oracle import Case, Paged
+from tests.metal_kernels.test_draft_units import tables as drafted
 
 SUPPORTED = [LayerShape(128, 128, mx.float16)]
 UNSUPPORTED = [LayerShape(192, 128, mx.float16)]
@@ -26,8 +27,10 @@ def mac(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine with Metal whose self-test passes."""
     monkeypatch.setattr(choice, "has_metal", lambda: True)
     monkeypatch.setattr(choice, "why_not_in_place", lambda _backend, _load=QUICK: None)
+    monkeypatch.setattr(choice, "why_not_together", lambda _backend: None)
     choice.why_not_metal.cache_clear()
     choice.has_matrices.cache_clear()
+    choice.joins_drafts.cache_clear()
 
 
 @pytest.fixture
@@ -155,6 +158,30 @@ def test_after_a_failed_self_test_by_matrices_the_other_kernel_takes_their_decod
     assert "paged_decode" in built
     assert "grouped_decode" not in built
     assert "without matrices, which is slower: step 1 is off by 3e-01" in caplog.text
+
+
+@pytest.mark.usefixtures("mac")
+@pytest.mark.parametrize("reason", ["rows are others than alone in float16", None])
+def test_after_a_failed_self_test_rows_of_drafts_are_decoded_one_by_one(
+    reason: str | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    built: list[str] = []
+
+    def building(spec: KernelSpec, source: str) -> Kernel:
+        built.append(spec.name)
+        return lambda **call: [
+            mx.zeros(*each)
+            for each in zip(call["output_shapes"], call["output_dtypes"], strict=True)
+        ]
+
+    monkeypatch.setattr(choice, "why_not_together", lambda _backend: reason)
+    monkeypatch.setattr(choice, "on_metal", building)
+    backend = select_backend("auto")
+    pools = [backend.new_pool(8, 1, 16, 64, mx.float16) for _ in range(2)]
+    rows = drafted((20, 2))
+    backend.paged_decode(mx.zeros((2, 2, 64), mx.float16), *pools, rows, Attention(1.0))
+    assert ("draft_decode" in built) == (reason is None)
+    assert ("rows of drafts read their pages one by one" in caplog.text) == (reason is not None)
 
 
 @pytest.mark.usefixtures("mac")

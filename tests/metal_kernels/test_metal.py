@@ -123,6 +123,12 @@ def tables(contexts: list[int], rows: list[int]) -> SequenceTables:
     )
 
 
+def draft() -> SequenceTables:
+    """Two rows of one sequence."""
+    pages, lens = np.zeros((2, 1), np.int32), np.array([1, 2], np.int32)
+    return SequenceTables(pages, lens, np.arange(3, dtype=np.int32), PAGE_SIZE)
+
+
 def long_chunk() -> SequenceTables:
     """256 rows, which MLX's attention takes."""
     pages, lens = np.arange(16, dtype=np.int32)[None], np.array([256], np.int32)
@@ -402,6 +408,7 @@ def dispatch_every_kernel(backend: MetalBackend, num_pages: int) -> None:
         backend.paged_decode(row, *pools, one, Attention(1.0), sinks)
         backend.paged_prefill(row, *pools, one, Attention(1.0), sinks)
     backend.paged_decode(mx.zeros((1, 8, 64), mx.float16), *pools, one, Attention(1.0))
+    backend.paged_decode(mx.zeros((2, 1, 64), mx.float16), *pools, draft(), Attention(1.0))
     half = [backend.new_pool(16 + num_pages, 1, PAGE_SIZE, 64, mx.float16) for _ in range(2)]
     backend.paged_prefill(mx.zeros((256, 1, 64), mx.float16), *half, long_chunk(), Attention(1.0))
     weights = quantised_weights(8, 256, 4, 32, mx.float16)
@@ -603,7 +610,8 @@ def test_mlx_itself_accepts_every_call(tmp_path: Path, monkeypatch: pytest.Monke
         large = mx.tile(queries, (1, 4, 1))
         grouped = backend.paged_decode(large, *pools, tables([4], [1]), Attention(1.0))
         few = backend.few_rows.product(mx.zeros((2, 256), mx.float16), weights, 1)
-        return [*over_latents, *rotated, gathered, grouped, few] + [
+        drafted = backend.paged_decode(mx.tile(queries, (2, 1, 1)), *pools, draft(), Attention(1.0))
+        return [*over_latents, *rotated, gathered, grouped, few, drafted] + [
             op(queries, *both, tables([4], [1]), capped, sinks)
             for op in (backend.paged_decode, backend.paged_prefill)
             for both in (pools, in_8_bits)

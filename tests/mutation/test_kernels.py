@@ -26,6 +26,7 @@ from tests.metal_kernels.latent_oracle import PagedLatents, latent_case
 from tests.metal_kernels.mlx_products import packs_of, random_rows, rows_alone
 from tests.metal_kernels.mlx_products import quantised as quantised_weights
 from tests.metal_kernels.oracle import TOLERANCES, Case, Paged, quantised
+from tests.metal_kernels.test_draft_units import Drafts, check_infinite_values
 from tests.metal_kernels.test_rotary import ROTATIONS, check, check_8_bits
 
 pytestmark = pytest.mark.mutation
@@ -175,6 +176,41 @@ GUARDS: dict[str, list[Guard]] = {
         Guard("if (lane < 4) partial", "partial"),
         *fence_guards("thread_index_in_threadgroup", "threadgroup_position_in_grid.y", "partition"),
     ],
+    "draft_decode": [
+        Guard("IS_QUANTISED ? D + 4 : D", "D"),
+        Guard("unit[ROWS - 1] < 0 ? 0 : partitions[4 * last + 2]", "partitions[4 * last + 2]"),
+        Guard("max(unit[ROWS - 1], 0)", "max(unit[0], 0)"),
+        Guard("min(first_line + h, LINES - 1)", "(first_line + h)"),
+        Guard("own < 0 ? last : own", "own"),
+        Guard("own < 0 ? 0 : partitions[4 * listed + 2]", "partitions[4 * listed + 2]"),
+        Guard("if (at < D) query", "query"),
+        Guard("if (IS_QUANTISED && is_read[k]) {", "if (IS_QUANTISED) {"),
+        Guard("(k_pool, tile + k)", "(k_pool, tile + (k ^ 1))"),
+        Guard("(v_pool, tile + k)", "(v_pool, tile + (k ^ 1))"),
+        Guard("if (is_read[k] && ", "if ("),
+        Guard("&& at < D) {", ") {"),
+        Guard("if (key >= end[h]) continue;", ""),
+        Guard("if (IS_QUANTISED) product *= key_scale[k];", ""),
+        Guard("product = capped(product, cap);", ""),
+        Guard("key + k >= begin[h] && key + k < end[h] ? product", "key + k < end[h] ? product"),
+        Guard("key + k >= begin[h] && key + k < end[h] ? product", "key + k >= begin[h] ? product"),
+        Guard("IS_QUANTISED ? weight * value_scale[k] : weight", "weight"),
+        Guard("if (key + k < begin[h] || key + k >= end[h]) continue;", ""),
+        Guard("if (key + k < begin[h] || ", "if ("),
+        Guard(" || key + k >= end[h]) continue;", ") continue;"),
+        Guard("FITTING < HEADS ? FITTING : HEADS", "FITTING"),
+        Guard("FITTING < HEADS ? FITTING : HEADS", "HEADS"),
+        Guard("if (lane == 0) {", "{"),
+        Guard("r < ROUND && ", "", 0),
+        Guard("&& round + r < HEADS", "", 0),
+        Guard("if (at < D) sums", "sums"),
+        Guard("r < ROUND && ", "", 1),
+        Guard("&& round + r < HEADS", "", 1),
+        Guard("if (line >= LINES || ", "if ("),
+        Guard(" || unit[line / GROUP] < 0) continue;", ") continue;"),
+        Guard("if (lane < 4) partial", "partial"),
+        *fence_guards("thread_index_in_threadgroup", "kv_head", "threadgroup_position_in_grid.z"),
+    ],
     "grouped_decode": [
         Guard("IS_QUANTISED ? D + 4 : D", "D"),
         Guard("SPLIT > 1 ? SPLIT * PARTS * TURNS * KEYS * 8 : 1", "1"),
@@ -273,6 +309,10 @@ GUARDS: dict[str, list[Guard]] = {
 }
 # Decisions that guard nothing: they choose between equals by head dimension or lane.
 CHOICES = {
+    "draft_decode": [
+        "D % 128 == 0 ? 4 : D % 64 == 0 ? 2 : 4",
+        "lane == 0 ? most : lane == 1 ? weight : 0.0f",
+    ],
     "quantise_kv": ["D % 128 == 0 ? 4 : D % 64 == 0 ? 2 : 4"],
     "paged_decode": [
         "PARTS > 2 ? 2 : 4",
@@ -294,12 +334,18 @@ CHOICES = {
 }
 # Mutants that no test can kill, and why they cannot matter.
 _NO_CHAR = "a NaN that becomes a char is 0 on this machine; the language leaves it open"
+_MORE_MEMORY = "reserves more threadgroup memory than its heads need, never more than 24 KB"
 SURVIVORS = {
     "quantise.h:  && highest < INFINITE; -> ;": _NO_CHAR,
     "quantise_kv: if (is_kept) value -> if (highest >= SMALLEST) value": _NO_CHAR,
     "rotate_and_write: is_kept ? char -> highest >= SMALLEST ? char": _NO_CHAR,
-    "paged_decode: FITTING < HEADS ? FITTING : HEADS -> FITTING": (
-        "reserves more threadgroup memory than its heads need, never more than 24 KB"
+    "paged_decode: FITTING < HEADS ? FITTING : HEADS -> FITTING": _MORE_MEMORY,
+    "draft_decode: FITTING < HEADS ? FITTING : HEADS -> FITTING": _MORE_MEMORY,
+    "draft_decode: unit[ROWS - 1] < 0 ? 0 : partitions[4 * last + 2] -> partitions[4 * last + 2]": (
+        "a unit that pads the list reads keys that no row sees"
+    ),
+    "draft_decode: own < 0 ? 0 : partitions[4 * listed + 2] -> partitions[4 * listed + 2]": (
+        "computes what is never stored"
     ),
 }
 
@@ -469,6 +515,15 @@ def quantises(backend: MetalBackend) -> None:
             assert not np.delete(found, slots, axis=0).any()
 
 
+def attends_with_drafts(backend: MetalBackend) -> None:
+    """Idle lanes, a head that does not exist, two rounds of merging; windows, a softcap, 8 bits; infinite values."""
+    sequences = ((63, 4), (126, 5))
+    Drafts(group=3, head_dim=80, window=21, softcap=2.0, sequences=sequences).check(backend)
+    in_8_bits = Drafts(group=2, head_dim=256, is_quantised=True, kv_heads=2, sequences=sequences)
+    in_8_bits.check(backend)
+    check_infinite_values(backend)
+
+
 def multiplies(backend: MetalBackend) -> None:
     """Rows of whole blocks and lanes without numbers, as MLX's own kernels multiply each alone."""
     for width, bits in ((512, 4), (384, 8)):
@@ -503,6 +558,8 @@ def exercise(kernel: str, backend: MetalBackend) -> None:
         quantises(backend)
     elif kernel == "paged_latent":
         attends_latents(backend)
+    elif kernel == "draft_decode":
+        attends_with_drafts(backend)
     elif kernel == "qmv_rows":
         multiplies(backend)
     else:

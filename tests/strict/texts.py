@@ -21,6 +21,7 @@ import mlx.core as mx
 import numpy as np
 
 from metal_kernels import few_rows, quantised
+from metal_kernels.draft_units import MAX_ROWS
 from metal_kernels.few_rows import Quantised
 from metal_kernels.kernels import SMALLEST_INPUT, Kernel, KernelSpec, Size
 from metal_kernels.latents import LATENT_DIMS
@@ -28,7 +29,7 @@ from metal_kernels.limits import PAGE_SIZES
 from metal_kernels.metal import DTYPES, MetalBackend
 from metal_kernels.ops import Attention, Heads
 from metal_kernels.refusals import refusal
-from metal_kernels.tables import SequenceTables
+from metal_kernels.tables import IntArray, SequenceTables
 
 # Query heads per kv head: every number up to 16, then those of models (Falcon has 71).
 GROUPS = (*range(1, 17), 20, 24, 28, 32, 40, 48, 64, 71, 128)
@@ -233,11 +234,22 @@ def _use(
             one_row_each = SequenceTables(pages[:sequences], lengths, starts, page_size)
             queries = mx.zeros((sequences, heads, key_dim), dtype)
             backend.paged_decode(queries, keys, values, one_row_each, Attention(1.0), sinks)
+            for drafted in (2, MAX_ROWS):
+                draft = _rows_of_a_draft(pages[:1], page_size, drafted)
+                queries = mx.zeros((drafted, heads, key_dim), dtype)
+                backend.paged_decode(queries, keys, values, draft, Attention(1.0), sinks)
             chunks = SequenceTables(pages[:sequences], lengths, 3 * starts, page_size)
             queries = mx.zeros((3 * sequences, heads, key_dim), dtype)
             backend.paged_prefill(
                 queries, keys, values, chunks, Attention(1.0, window=7, softcap=3.0), sinks
             )
+
+
+def _rows_of_a_draft(pages: IntArray, page_size: int, count: int) -> SequenceTables:
+    """Rows of one sequence, whose positions follow one another."""
+    lengths = page_size + np.arange(1, count + 1, dtype=np.int32)
+    starts = np.arange(count + 1, dtype=np.int32)
+    return SequenceTables(np.repeat(pages, count, axis=0), lengths, starts, page_size)
 
 
 def _use_rotations(backend: MetalBackend, dtype: mx.Dtype, dim: int) -> None:
