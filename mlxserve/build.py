@@ -40,6 +40,7 @@ from mlxserve.hub.files import ModelFiles, find_model
 from mlxserve.hub.generation_config import for_vocabulary, read_generation_config
 from mlxserve.hub.text_encoders import TextEncoder, text_encoder
 from mlxserve.model.attention import backend_names
+from mlxserve.model.drafting.head_families import is_split_off
 from mlxserve.model.load import LoadedModel
 from mlxserve.model.row_speeds import measure_rows
 from mlxserve.model.runner import ModelRunner
@@ -91,7 +92,7 @@ def build_text_model(
     generation = read_generation_config(files)
     tokenizer = Tokenizer(files.path, generation.eos_token_ids)
     tokenizer.template.prepare()
-    if (draft_files := draft_files_of(config)) is not None:
+    if (draft_files := draft_files_of(config)) is not None and not is_split_off(draft_files.config):
         refuse_other_vocabulary(tokenizer, Tokenizer(draft_files.path), draft_files.name)
     trace = Trace(config.trace) if config.trace else None
     # Filled on the engine's thread.

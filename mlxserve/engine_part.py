@@ -11,13 +11,16 @@ from mlxserve.cache.kv import Backends, KVPool
 from mlxserve.cache.pool_memory import PoolMemory
 from mlxserve.cache.window_kv import WindowKV, pools_of
 from mlxserve.core.config import EngineConfig
+from mlxserve.core.errors import InvalidConfig, OutOfMemory
 from mlxserve.core.stats import PlannedMemory
 from mlxserve.hub.adapter_files import find_adapters
 from mlxserve.hub.files import ModelFiles, find_model
-from mlxserve.model.attention import AttentionChoice, load_probed
-from mlxserve.model.drafting.draft_model import DraftModel
+from mlxserve.model.attention import load_probed
 from mlxserve.model.drafting.draft_pages import DraftPages
-from mlxserve.model.drafting.load import load_draft_model
+from mlxserve.model.drafting.drafter import Drafter
+from mlxserve.model.drafting.head_probe import TEXT
+from mlxserve.model.drafting.head_weights import HeadRefused, find_head
+from mlxserve.model.drafting.load import Drafting, load_drafting
 from mlxserve.model.load import LoadedModel
 from mlxserve.model.load_check import try_first
 from mlxserve.model.rank_group import RankGroup
@@ -32,6 +35,7 @@ from mlxserve.model.step_peak import StepPeak, measure_step
 from mlxserve.model.window_group import WindowGroup, window_group
 from mlxserve.system import machine, metal_memory
 from mlxserve.system.metal_memory import ModelShare
+from mlxserve.text.tokenizer_files import load_tokenizer
 
 log = logging.getLogger("mlxserve.engine_part")
 
@@ -48,7 +52,8 @@ class EnginePart:
     group          of these layers
     shared         memory that several kinds share; None if each kind has its own
     drafter        makes drafts, in pages of its own with the ids of those in `kv`; None if nothing does
-    draft_files    of the drafter's model
+    draft_files    that the drafter comes from
+    no_drafts      why the model's own head, or the one named, does not draft; empty if nothing speaks against it
     planned        bytes of weights, a step, a page, and as its pool recurrent states and the windows'
                    pages
     """
@@ -64,8 +69,9 @@ class EnginePart:
     windows: WindowKV | None = None
     group: WindowGroup | None = None
     shared: PoolMemory | None = None
-    drafter: DraftModel | None = None
+    drafter: Drafter | None = None
     draft_files: ModelFiles | None = None
+    no_drafts: str = ""
 
     @property
     def backends(self) -> Backends:
@@ -112,13 +118,12 @@ def build_part(
         group=group,
         adapters=find_adapters(config.adapters),
     )
-    draft_files, drafting = draft_files_of(config), None
-    if draft_files is not None:
-        try_first(config, draft_files, memory_limit)
-        drafting = load_draft_model(
-            config, draft_files, loaded, is_metal=is_metal, memory_limit=memory_limit
-        )
+    drafting, no_drafts = None, ""
+    if group is None and not is_drafting_off(config):
+        drafting, no_drafts = _drafting(config, files, loaded, is_metal, memory_limit)
+    if drafting is not None:
         loaded = replace(loaded, drafter=drafting.loaded)
+        config = config.with_drafter()
     # A requested number of pages, at the start or in a resize, is bounded by all memory, without a
     # reserve.
     most = (memory.working_set if is_metal else memory.total) // num_here
@@ -182,7 +187,8 @@ def build_part(
         own if windows else None,
         shared,
         drafter,
-        draft_files,
+        None if drafting is None else drafting.files,
+        no_drafts,
     )
     if share is not None:
         share.follow(*part.pools, *(() if drafter is None else (drafter.pages.kv,)))
@@ -191,14 +197,43 @@ def build_part(
     return part
 
 
+def _drafting(
+    config: EngineConfig,
+    files: ModelFiles,
+    loaded: LoadedModel,
+    is_metal: bool,
+    memory_limit: int,
+) -> tuple[Drafting | None, str]:
+    """Load what drafts for the model; return it, or the reason why the model's own head does not.
+
+    Raises what `load_drafting` raises, and InvalidConfig for a head that was named and does not draft.
+    """
+    named = draft_files_of(config)
+    if named is None and find_head(files, loaded.config) is None:
+        return None, ""
+    source = named or files
+    if named is not None and find_head(named, loaded.config) is None:
+        try_first(config, named, memory_limit)
+    text = list(load_tokenizer(files.path, ()).encode(TEXT))
+    try:
+        return load_drafting(
+            config, source, loaded, text, is_metal=is_metal, memory_limit=memory_limit
+        ), ""
+    except (HeadRefused, OutOfMemory) as error:
+        if named is not None:
+            raise InvalidConfig(f"draft_model: {error}", option="draft_model") from error
+        log.warning("Nothing is drafted: %s", error)
+        return None, str(error)
+
+
 def _drafter(
-    config: EngineConfig, loaded: LoadedModel, drafting: AttentionChoice, first: int | None
-) -> DraftModel:
+    config: EngineConfig, loaded: LoadedModel, drafting: Drafting, first: int | None
+) -> Drafter:
     """Make a drafter with as many pages as the model has; `first` of them have memory at the start."""
     assert config.num_pages is not None
     layers = drafting.loaded.layers
     kv = KVPool(layers, config.num_pages, config.page_size, drafting.backends, first)
-    return DraftModel(
+    return drafting.source(
         drafting.loaded,
         DraftPages(kv),
         vocab_size=loaded.vocab_size,
@@ -241,8 +276,13 @@ def _share_memory(
     return metal_memory.METAL_MEMORY.add(fixed, step.planned, config.wired_limit)
 
 
+def is_drafting_off(config: EngineConfig) -> bool:
+    """True if the config says that nothing is drafted."""
+    return config.scheduler.speculative_tokens == 0
+
+
 def draft_files_of(config: EngineConfig) -> ModelFiles | None:
-    """The files of the draft model; None if nothing is drafted by one."""
-    if config.draft_model is None or not config.max_draft:
+    """The files that `draft_model` names; None if it names none, or drafts are off."""
+    if config.draft_model is None or is_drafting_off(config):
         return None
     return find_model(config.draft_model)

@@ -35,7 +35,7 @@ ARROWS: dict[str, str] = {
     "chat": (
         "metal_kernels core system helpers images request cache hub text scheduler model engine"
     ),
-    "engine_part": "core system cache hub model",
+    "engine_part": "core system cache hub text model",
     "build": "core system helpers cache disk hub text scheduler model engine engine_part chat",
     "ranks": "metal_kernels core system helpers request cache hub model engine_part chat build",
     "llm": "core system helpers request text engine chat ranks",

@@ -9,7 +9,7 @@ Frozen, and standard library only. What depends on the model or on the machine (
 import json
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from pathlib import Path
 from typing import Annotated, Any
@@ -693,6 +693,12 @@ class EngineConfig(Options):
         if chosen is None:
             return 0 if self.draft_model is None else _DRAFT_TOKENS
         return chosen
+
+    def with_drafter(self) -> "EngineConfig":
+        """Return the config of an engine with a drafter, which has a longest draft."""
+        longest = self.scheduler.speculative_tokens
+        longest = _DRAFT_TOKENS if longest is None else longest
+        return replace(self, scheduler=replace(self.scheduler, speculative_tokens=longest))
 
     @property
     def num_ranks(self) -> int:

@@ -11,8 +11,9 @@ with identical bits. On Metal `fused_layers.py` joins them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from inspect import Parameter, signature
 from typing import Any
 
@@ -33,6 +34,7 @@ from mlxserve.hub.unsupported_formats import explain_quantisation
 from mlxserve.model.adapters import Adapters, attach
 from mlxserve.model.caches import CacheTree, look_at
 from mlxserve.model.definitions import VlmLanguageModel, definition_of
+from mlxserve.model.drafting.head_families import family_of, head_tensors
 from mlxserve.model.packed_states import StateSpec
 from mlxserve.model.paged import RowSelector, select_rows, use_paged_attention
 from mlxserve.model.rank_group import RankGroup, Split
@@ -211,6 +213,8 @@ def read_model(files: ModelFiles, *, is_metal: bool) -> tuple[nn.Module, Mapping
             return load_gguf(files.gguf, files.config, is_metal=is_metal), files.config
         names = {name for file in files.weights for name in read_shapes(file, files.name)}
         definition = definition_of(files.config)
+        family = family_of(files.config)
+        head = frozenset(head_tensors(names, files.config, family) if family else ())
         model, config = load_model(
             files.path,
             lazy=True,
@@ -218,13 +222,29 @@ def read_model(files: ModelFiles, *, is_metal: bool) -> tuple[nn.Module, Mapping
                 **definition.changes,
                 **_tie_or_not(files.config, definition.arguments, names),
             },
-            get_model_classes=lambda **_: (definition.model, definition.arguments),
+            get_model_classes=lambda **_: (
+                partial(_without_head, definition.model, head),
+                definition.arguments,
+            ),
         )
     except (*READ_ERRORS, SystemExit) as error:
         # mlx-lm's olmo exits where its package is missing.
         raise UnsupportedModel(why_not_loaded(files, error)) from error
     refuse_packed(model, files)
     return model, config
+
+
+def _without_head(
+    build: Callable[[Any], nn.Module], head: Collection[str], arguments: Any
+) -> nn.Module:
+    """Build a model that passes the weights of a head by, which some definitions do only before their conversion."""
+    model = build(arguments)
+    sanitize = getattr(model, "sanitize", dict)
+    if head:
+        model.sanitize = lambda weights: sanitize(
+            {name: array for name, array in weights.items() if name not in head}
+        )
+    return model
 
 
 def _tie_or_not(

@@ -151,7 +151,9 @@ class ModelRunner:
             return logits, guesses
         with self._loaded.selector.capturing() as captured:
             logits = self.logits(batch, tokens)
-        drafter.follow(chunks, tokens, captured[0].reshape(len(tokens), -1) if captured else None)
+        # A model that is called for one sequence after the other shows the hidden states of each.
+        rows = [each.reshape(-1, each.shape[-1]) for each in captured]
+        drafter.follow(chunks, tokens, mx.concatenate(rows) if rows else None)
         return logits, guesses
 
     def start(self, pending: Pending) -> None:
@@ -270,6 +272,8 @@ class ModelRunner:
             log.warning("The device reports: %s", error)
         self._states.clear()
         self._empty_windows()
+        if self._drafter is not None:
+            self._drafter.restart()
         self._pages.restart(num_pages)
 
     def drop(self, kind: str, units: Sequence[int]) -> None:
@@ -339,7 +343,8 @@ class ModelRunner:
     def compute(self, arrays: Sequence[mx.array]) -> None:
         """Start evaluating them, and what a step has written."""
         written = [array for pool in self._pools.values() for array in pool.arrays()]
-        mx.async_eval(*arrays, *written, *self._states.arrays())  # type: ignore[no-untyped-call]
+        drafter = () if self._drafter is None else self._drafter.arrays()
+        mx.async_eval(*arrays, *written, *drafter, *self._states.arrays())  # type: ignore[no-untyped-call]
 
     def _draws(self, chunk: Chunk, lazy: dict[Chunk, int]) -> list[Draw]:
         """Draws of the chunk's last row, or of all rows if it has a draft.

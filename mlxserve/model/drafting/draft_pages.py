@@ -50,16 +50,20 @@ class DraftPages:
                 page = chunk.page_table[index]
                 self._num_good[page] = min(self._num_good[page], max(0, chunk.start - index * size))
 
-    def num_leading(self, chunk: Chunk) -> int:
-        """Return how many positions from the first one on have good rows, at most those before the chunk."""
+    def num_leading(self, chunk: Chunk, before: int | None = None) -> int:
+        """Return how many positions from the first one on have good rows, at most those before the chunk.
+
+        before: a position in or after the chunk in place of its start
+        """
         size = self.page_size
-        pages = np.frombuffer(chunk.page_table, np.int32)[: -(-chunk.start // size)]
+        start = chunk.start if before is None else before
+        pages = np.frombuffer(chunk.page_table, np.int32)[: -(-start // size)]
         counts = self._num_good[pages]
         short = np.flatnonzero(counts < size)
         if not len(short):
-            return chunk.start
+            return start
         first = int(short[0])
-        return min(first * size + int(counts[first]), chunk.start)
+        return min(first * size + int(counts[first]), start)
 
     def mark(self, chunk: Chunk, start: int, end: int) -> None:
         """Count the rows from `start` to `end` as good; all before them are."""

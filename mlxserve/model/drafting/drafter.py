@@ -43,6 +43,7 @@ class Drafter(ABC):
     """
 
     wants_hidden = False  # `follow` reads the model's hidden states
+    keeps_guesses = True  # the row of an accepted guess is the one that its token has
 
     def __init__(
         self, pages: DraftPages, *, vocab_size: int, max_length: int, max_rows: int, seed: int
@@ -74,6 +75,13 @@ class Drafter(ABC):
 
         hidden: the input of the model's head; None unless the drafter wants it and the head shows it
         """
+
+    def arrays(self) -> Sequence[mx.array]:
+        """Return what a step computes besides the pages, for later ones."""
+        return ()
+
+    def restart(self) -> None:  # noqa: B027 (most keep nothing)
+        """Forget what is kept besides the pages, after a step that failed."""
 
     def begin(self, chunks: Sequence[Chunk]) -> None:
         """Begin a step, before its rows are computed."""
@@ -128,7 +136,7 @@ class Drafter(ABC):
             if not length:
                 continue
             parts.append(_Part(_rows(chunk, first, length, samples=is_complete), number))
-            guessed = len(chunk.draft) - 1 if is_complete else 0
+            guessed = len(chunk.draft) - 1 if is_complete and self.keeps_guesses else 0
             # Those of rejected guesses are overwritten by the next step before they are read.
             self.pages.mark(chunk, first, first + length + guessed)
         return sorted(parts, key=lambda part: part.chunk.length > 1 or not part.chunk.samples)

@@ -1,39 +1,116 @@
-"""Loads the draft model of a config beside the model that it drafts for."""
+"""Loads what drafts for a model: the model or head that `draft_model` names, or the head in the model's own checkpoint.
+
+draft_model   a folder of a head for this model     MtpHead
+              any other model                       DraftModel
+none          the model's files have a head         MtpHead
+"""
 
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
+from mlxserve.cache.kv import Backends
 from mlxserve.core.config import EngineConfig
 from mlxserve.core.errors import InvalidConfig
 from mlxserve.hub.files import ModelFiles
-from mlxserve.model.attention import AttentionChoice, choose_attention
-from mlxserve.model.load import LoadedModel, load
+from mlxserve.model.attention import choose_attention
+from mlxserve.model.caches import MODEL_ERRORS
+from mlxserve.model.drafting.draft_model import DraftModel
+from mlxserve.model.drafting.head import MtpHead
+from mlxserve.model.drafting.head_probe import MIN_SHARE, NUM_GUESSES, share_accepted
+from mlxserve.model.drafting.head_weights import HeadFiles, HeadRefused, find_head, load_head
+from mlxserve.model.load import LoadedModel, load, prepare
 
 log = logging.getLogger("mlxserve.model.drafting")
 
 
-def load_draft_model(
+@dataclass(frozen=True, slots=True)
+class Drafting:
+    """What drafts for a model, loaded: `source(loaded, pages, ...)` makes the drafter of it.
+
+    files: that it comes from
+    """
+
+    source: type[DraftModel] | type[MtpHead]
+    loaded: LoadedModel
+    backends: Backends
+    files: ModelFiles
+
+
+def load_drafting(
     config: EngineConfig,
     files: ModelFiles,
     target: LoadedModel,
+    text: Sequence[int],
     *,
     is_metal: bool,
     memory_limit: int,
-) -> AttentionChoice:
-    """Load the model in `files` as a drafter for `target`, whose weights have been loaded.
+) -> Drafting:
+    """Load what `files`, those that `draft_model` names or the model's own, have for drafts.
 
-    memory_limit: bytes for both. Raises InvalidConfig for a kind of model that does not draft, and what
-        `load_probed` raises.
+    text: token ids of a fixed text, at which a head guesses first
+    memory_limit: bytes for both
+    Raises InvalidConfig for what does not draft, HeadRefused for a head, and what `load_probed` raises.
     """
-    loaded = load(files, is_metal=is_metal, memory_limit=memory_limit - target.weight_size)
+    memory_limit -= target.weight_size
+    if (head := find_head(files, target.config)) is not None:
+        return _load_head(config, head, target, text, is_metal=is_metal, memory_limit=memory_limit)
+    loaded = load(files, is_metal=is_metal, memory_limit=memory_limit)
     if loaded.has_states:
         raise InvalidConfig(
             f"draft_model={files.name} keeps a recurrent state, which does not return to the last accepted "
             "token. Choose a draft model whose layers are all attention.",
             option="draft_model",
         )
+    return _chosen(DraftModel, config, loaded, target, files)
+
+
+def _load_head(
+    config: EngineConfig,
+    head: HeadFiles,
+    target: LoadedModel,
+    text: Sequence[int],
+    *,
+    is_metal: bool,
+    memory_limit: int,
+) -> Drafting:
+    """Load a head; one whose guesses are wrong is tried with its norms stored the other way."""
+    is_minus_one: bool | None = None
+    share = 0.0
+    for _ in range(2 if head.family.is_minus_one else 1):
+        model, is_minus_one = load_head(
+            head,
+            target,
+            is_metal=is_metal,
+            memory_limit=memory_limit,
+            is_minus_one=None if is_minus_one is None else not is_minus_one,
+        )
+        try:
+            share = max(share, accepted := share_accepted(model, target, text))
+        except MODEL_ERRORS as error:
+            log.info("%s: the head fails on a text", head.name, exc_info=error)
+            raise HeadRefused(
+                f"{head.name}: its head cannot be computed. The log says why."
+            ) from error
+        if accepted >= MIN_SHARE:
+            loaded = prepare(model, target.config, head.name)
+            log.info("%s: its head guesses %.0f %% of a text's tokens", head.name, 100 * accepted)
+            return _chosen(MtpHead, config, loaded, target, head.files)
+    raise HeadRefused(
+        f"{head.name}: its head does not draft, because {100 * share:.0f} % of its guesses at {NUM_GUESSES} tokens of "
+        f"a text are right and {100 * MIN_SHARE:.0f} % are required. It may be another model's."
+    )
+
+
+def _chosen(
+    source: type[DraftModel] | type[MtpHead],
+    config: EngineConfig,
+    loaded: LoadedModel,
+    target: LoadedModel,
+    files: ModelFiles,
+) -> Drafting:
     if config.kv_cache_dtype == "q8" and not any(spec.is_latent for spec in loaded.layers):
         loaded = loaded.in_8_bits()
     choice = choose_attention(config.attention_backend, loaded)
@@ -43,6 +120,7 @@ def load_draft_model(
             "sequences, and would draft slowly. Choose another draft model.",
             option="draft_model",
         )
+    loaded = replace(choice.loaded, name=files.name)
     log.info(
         "%s drafts for %s: %.2f GiB of weights, %.1f KiB a token",
         files.name,
@@ -50,4 +128,4 @@ def load_draft_model(
         loaded.weight_size / (1 << 30),
         sum(spec.bytes_per_token() for spec in loaded.layers) / (1 << 10),
     )
-    return choice._replace(loaded=replace(choice.loaded, name=files.name))
+    return Drafting(source, loaded, choice.backends, files)
