@@ -13,12 +13,29 @@ import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
+import numpy as np
 from mlx.utils import tree_flatten, tree_map
 
+from mlxserve.cache.kinds.state_slots import StateSlots
+from mlxserve.cache.kv import KVPool
+from mlxserve.cache.pages import PagePool
+from mlxserve.core.config import EngineConfig, SchedulerConfig
+from mlxserve.core.sampling_params import SamplingParams
+from mlxserve.engine.engine import Engine
+from mlxserve.engine.step_time_model import StepTimeModel
 from mlxserve.hub.embedded import model_path
+from mlxserve.hub.files import check_folder
+from mlxserve.model.attention import choose_attention
+from mlxserve.model.drafting.draft_pages import DraftPages
+from mlxserve.model.drafting.load import Drafting, load_drafting
+from mlxserve.model.load import LoadedModel, load
+from mlxserve.model.runner import ModelRunner
+from mlxserve.request import LiveRequest, Request
+from mlxserve.scheduler.drafts import DeviceDrafts
+from mlxserve.scheduler.scheduler import Scheduler
 from tests.conftest import vocabulary_size
 
 Weights = dict[str, mx.array]
@@ -150,8 +167,42 @@ def build(kind: str, seed: int = 1) -> tuple[Any, dict[str, Any]]:
     return model, config
 
 
-def head_of(kind: str, weights: Mapping[str, mx.array]) -> Weights:
-    """Return the right head for a model, by the names and in the layout of its publisher."""
+class Parts(NamedTuple):
+    """The modules of a head beside its layer: weights of norms, and of the projection (size, 2 * size)."""
+
+    embedding_norm: mx.array
+    hidden_norm: mx.array
+    projection: mx.array
+    final_norm: mx.array
+
+
+def right_parts(kind: str, weights: Mapping[str, mx.array]) -> Parts:
+    """Return those that give the layer the token's embedding, and the model's head what it expects."""
+    norm = weights[
+        f"{_INNER.get(kind, 'model')}.{'norm_f' if kind == 'nemotron_h' else 'norm'}.weight"
+    ]
+    size = norm.shape[0]
+    halves = [mx.eye(size), mx.zeros((size, size))]
+    if kind == "mimo":
+        halves.reverse()
+    ones = mx.ones((size,))
+    return Parts(ones, ones, mx.concatenate(halves, axis=1), norm)
+
+
+def random_parts(size: int, seed: int) -> Parts:
+    mx.random.seed(seed)
+    norms = [1 + 0.3 * mx.random.normal((size,)) for _ in range(3)]
+    projection = mx.random.normal((size, 2 * size)) * size**-0.5
+    return Parts(norms[0], norms[1], projection, norms[2])
+
+
+def head_of(kind: str, weights: Mapping[str, mx.array], parts: Parts | None = None) -> Weights:
+    """Return a head by the names and in the layout of its publisher.
+
+    weights: of a model whose layers but the first one are the head's
+    parts: by default those of a right head
+    """
+    parts = parts or right_parts(kind, weights)
     inner = _INNER.get(kind, "model")
     prefix, in_layer, names = _names(kind)
     layer = {
@@ -164,14 +215,8 @@ def head_of(kind: str, weights: Mapping[str, mx.array]) -> Weights:
         number, _, rest = name.partition(".")
         found[f"{prefix}{in_layer.format(int(number) - 1)}{rest}"] = array
     found = _as_published(kind, found)
-    norm = weights[f"{inner}.{'norm_f' if kind == 'nemotron_h' else 'norm'}.weight"]
-    size = norm.shape[0]
-    halves = [mx.eye(size), mx.zeros((size, size))]
-    if kind == "mimo":
-        halves.reverse()
-    ones = mx.ones((size,))
     first, last = ("layers.0.", "layers.1.") if kind == "nemotron_h" else ("", "")
-    for name, array in zip(names, (ones, ones, mx.concatenate(halves, axis=1), norm), strict=True):
+    for name, array in zip(names, parts, strict=True):
         where = last if name == "final_layernorm" else first
         found[f"{prefix}{where}{name}.weight"] = array
     if kind in MINUS_ONE:
@@ -243,3 +288,65 @@ def write(
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(model_path() / name, folder / name)
     return folder
+
+
+TEXT = [draw % 500 + 40 for draw in range(7, 60_000, 1_009)]  # for the probe
+MEMORY = 1 << 34
+PAGE, NUM_PAGES = 16, 40
+
+
+def loaded(folder: Path) -> LoadedModel:
+    return load(check_folder(folder, folder.name), is_metal=False, memory_limit=MEMORY)
+
+
+def drafting_of(folder: Path, target: LoadedModel, *, is_metal: bool = False) -> Drafting:
+    """Load the head in a folder for a model."""
+    return load_drafting(
+        EngineConfig(),
+        check_folder(folder, folder.name),
+        target,
+        TEXT,
+        is_metal=is_metal,
+        memory_limit=MEMORY,
+    )
+
+
+class Drafted:
+    """An engine over a model in memory, with a head."""
+
+    def __init__(self, target: LoadedModel, drafting: Drafting, max_tokens: int) -> None:
+        """max_tokens: of a draft; with 0 the head only follows"""
+        choice = choose_attention("auto", target)
+        kv = KVPool(target.layers, NUM_PAGES, PAGE, choice.backends)
+        own = KVPool(drafting.loaded.layers, NUM_PAGES, PAGE, drafting.backends)
+        self.pages = DraftPages(own)
+        self.drafter = drafting.source(
+            drafting.loaded, self.pages, vocab_size=target.vocab_size, max_rows=64
+        )
+        pool = PagePool(NUM_PAGES, PAGE)
+        ends = [StateSlots(64, pool)] if target.states else []
+        config = SchedulerConfig(max_model_len=512, max_num_seqs=4, max_num_batched_tokens=24)
+        drafts = DeviceDrafts(max_tokens) if max_tokens else None
+        runner = ModelRunner(choice.loaded, kv, drafter=self.drafter)
+        scheduler = Scheduler(config, pool, None, drafts, ends=ends)
+        self.engine = Engine(scheduler, runner, StepTimeModel(None))
+
+    def run(self, *prompts: list[int], max_tokens: int = 50) -> list[LiveRequest]:
+        """Answer prompts greedily, together."""
+        params = SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True)
+        added = self.engine.add_all([Request(str(i), ids, params) for i, ids in enumerate(prompts)])
+        self.tables = {}
+        while self.engine.has_work:
+            self.engine.step()
+            # A request that has ended has no pages; their content is there until they are used again.
+            self.tables |= {each: each.page_table for each in added if len(each.page_table)}
+        self.engine.check()
+        return added
+
+    def rows(self, request: LiveRequest, num_pages: int) -> list[mx.array]:
+        """Return the head's keys and values on a request's first pages."""
+        units = self.units(request, num_pages)
+        return [mx.array(np.frombuffer(unit[:-4], np.float32)) for unit in units]
+
+    def units(self, request: LiveRequest, num_pages: int) -> list[bytes]:
+        return self.pages.read_units(list(self.tables[request])[:num_pages])

@@ -132,6 +132,7 @@ class RowSelector:
         self._num_rows = 0
         self._axis = 0
         self._captured: list[mx.array] | None = None
+        self._unnormed: list[mx.array] | None = None
 
     @contextmanager
     def choosing(self, rows: mx.array | None, num_rows: int, axis: int = 0) -> Iterator[None]:
@@ -150,17 +151,43 @@ class RowSelector:
             return hidden
         return hidden[self.rows] if self._axis == 0 else hidden[:, self.rows]
 
+    def show_unnormed(self, hidden: mx.array) -> None:
+        """Take note of the input of the model's last norm."""
+        if self._unnormed is not None:
+            self._unnormed.append(hidden)
+
     @contextmanager
-    def capturing(self) -> Iterator[list[mx.array]]:
-        """Collect the head's input while the model is called."""
-        self._captured = []
+    def capturing(self, *, before_norm: bool = False) -> Iterator[list[mx.array]]:
+        """Collect the head's input while the model is called.
+
+        before_norm: the input of the last norm instead, which must be a `ShownNorm`
+        """
+        captured: list[mx.array] = []
+        if before_norm:
+            self._unnormed = captured
+        else:
+            self._captured = captured
         try:
-            yield self._captured
+            yield captured
         finally:
-            self._captured = None
+            self._captured = self._unnormed = None
 
 
-class SelectedRowsHead(nn.Module):  # type: ignore[misc]  # mlx's nn has no types
+class ShownNorm(nn.Module):  # type: ignore[misc]  # mlx's nn has no types
+    """A model's last norm, whose input can be captured."""
+
+    def __init__(self, norm: nn.Module, selector: RowSelector) -> None:
+        super().__init__()
+        self.norm = norm
+        self._selector = selector
+
+    def __call__(self, hidden: mx.array) -> mx.array:
+        self._selector.show_unnormed(hidden)
+        normed: mx.array = self.norm(hidden)
+        return normed
+
+
+class SelectedRowsHead(nn.Module):  # type: ignore[misc]
     """A head that computes only the selected rows."""
 
     def __init__(self, head: nn.Module, selector: RowSelector) -> None:

@@ -149,7 +149,7 @@ class ModelRunner:
             logits = self.logits(batch, tokens)
             drafter.follow(chunks, tokens, None)
             return logits, guesses
-        with self._loaded.selector.capturing() as captured:
+        with self._loaded.selector.capturing(before_norm=drafter.wants_unnormed) as captured:
             logits = self.logits(batch, tokens)
         # A model that is called for one sequence after the other shows the hidden states of each.
         rows = [each.reshape(-1, each.shape[-1]) for each in captured]

@@ -43,6 +43,7 @@ class Drafter(ABC):
     """
 
     wants_hidden = False  # `follow` reads the model's hidden states
+    wants_unnormed = False  # those before the model's last norm
     keeps_guesses = True  # the row of an accepted guess is the one that its token has
 
     def __init__(

@@ -66,6 +66,7 @@ class MtpHead(Drafter):
             seed=seed,
         )
         self._head = loaded.model
+        self.wants_unnormed = not self._head.takes_normed
         # A recorded graph would keep the hidden states of the step that it was recorded in.
         self._forward = forward_of(loaded, pages.kv, StateStore(()), shows_hidden=True)
         self._kept: dict[LiveRequest, list[_Kept]] = {}

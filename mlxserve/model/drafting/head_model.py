@@ -21,6 +21,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlxserve.model.definitions import definition_of
 from mlxserve.model.drafting.head_families import HeadFamily
 from mlxserve.model.load import LoadedModel
+from mlxserve.model.paged import ShownNorm
 
 
 class _Shown:
@@ -107,6 +108,7 @@ class HeadModel(nn.Module):  # type: ignore[misc]
         arguments = definition.arguments.from_dict({**config, **definition.changes})
         self.whole = definition.model(arguments)
         self.args = getattr(self.whole, "args", None)
+        self.takes_normed = family.takes_normed
         self._shown = _Shown()
         inner = _at(self.whole, family.inner)
         norm = inner[family.norm]
@@ -151,6 +153,16 @@ class HeadModel(nn.Module):  # type: ignore[misc]
             yield
         finally:
             self._shown.hidden = None
+
+
+def show_hidden(target: LoadedModel, family: HeadFamily) -> None:
+    """Let the model show the hidden states that heads of its family read. Idempotent."""
+    inner = _at(target.model, family.inner)
+    if not family.takes_normed and not isinstance(inner[family.norm], ShownNorm):
+        shown = ShownNorm(inner[family.norm], target.selector)
+        inner[family.norm] = shown
+        if family.norm in vars(inner):  # those of fused layers are attributes as well
+            vars(inner)[family.norm] = shown
 
 
 def _at(model: nn.Module, path: str) -> Any:

@@ -32,7 +32,7 @@ def share_accepted(head: HeadModel, target: LoadedModel, token_ids: Sequence[int
     Raises what the definitions raise, and AssertionError for a model that does not show its hidden states.
     """
     tokens = mx.array([list(token_ids)])
-    with target.selector.capturing() as captured:
+    with target.selector.capturing(before_norm=not head.takes_normed) as captured:
         own = target.model(tokens, cache=make_prompt_cache(target.model))[0]
     assert captured, "the model's head is not called by its name"
     [hidden] = [each.reshape(-1, each.shape[-1]) for each in captured]

@@ -19,6 +19,7 @@ from mlxserve.model.attention import choose_attention
 from mlxserve.model.caches import MODEL_ERRORS
 from mlxserve.model.drafting.draft_model import DraftModel
 from mlxserve.model.drafting.head import MtpHead
+from mlxserve.model.drafting.head_model import show_hidden
 from mlxserve.model.drafting.head_probe import MIN_SHARE, NUM_GUESSES, share_accepted
 from mlxserve.model.drafting.head_weights import HeadFiles, HeadRefused, find_head, load_head
 from mlxserve.model.load import LoadedModel, load, prepare
@@ -79,6 +80,7 @@ def _load_head(
     """Load a head; one whose guesses are wrong is tried with its norms stored the other way."""
     is_minus_one: bool | None = None
     share = 0.0
+    show_hidden(target, head.family)
     for _ in range(2 if head.family.is_minus_one else 1):
         model, is_minus_one = load_head(
             head,
