@@ -38,9 +38,9 @@ from mlxserve.hub.adapter_files import find_adapters
 from mlxserve.hub.facts import ModelFacts
 from mlxserve.hub.files import ModelFiles, find_model
 from mlxserve.hub.generation_config import for_vocabulary, read_generation_config
+from mlxserve.hub.head_families import is_split_off
 from mlxserve.hub.text_encoders import TextEncoder, text_encoder
 from mlxserve.model.attention import backend_names
-from mlxserve.model.drafting.head_families import is_split_off
 from mlxserve.model.load import LoadedModel
 from mlxserve.model.row_speeds import measure_rows
 from mlxserve.model.runner import ModelRunner

@@ -53,7 +53,6 @@ class EnginePart:
     shared         memory that several kinds share; None if each kind has its own
     drafter        makes drafts, in pages of its own with the ids of those in `kv`; None if nothing does
     draft_files    that the drafter comes from
-    no_drafts      why the model's own head, or the one named, does not draft; empty if nothing speaks against it
     planned        bytes of weights, a step, a page, and as its pool recurrent states and the windows'
                    pages
     """
@@ -71,7 +70,6 @@ class EnginePart:
     shared: PoolMemory | None = None
     drafter: Drafter | None = None
     draft_files: ModelFiles | None = None
-    no_drafts: str = ""
 
     @property
     def backends(self) -> Backends:
@@ -118,9 +116,10 @@ def build_part(
         group=group,
         adapters=find_adapters(config.adapters),
     )
-    drafting, no_drafts = None, ""
+    drafting: Drafting | None = None
     if group is None and not is_drafting_off(config):
-        drafting, no_drafts = _drafting(config, files, loaded, is_metal, memory_limit)
+        drafting, reason = _drafting(config, files, loaded, is_metal, memory_limit)
+        loaded = replace(loaded, no_drafts_reason=reason)
     if drafting is not None:
         loaded = replace(loaded, drafter=drafting.loaded)
         config = config.with_drafter()
@@ -188,7 +187,6 @@ def build_part(
         shared,
         drafter,
         None if drafting is None else drafting.files,
-        no_drafts,
     )
     if share is not None:
         share.follow(*part.pools, *(() if drafter is None else (drafter.pages.kv,)))

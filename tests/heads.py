@@ -270,7 +270,7 @@ def write(
     noise: on the matrices of the head, so that some of its guesses are wrong
     head: in place of the right one; empty for none
     """
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     model, config = build(kind, seed)
     weights = dict(tree_flatten(model.parameters()))
     if head is None:

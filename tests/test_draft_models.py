@@ -20,6 +20,7 @@ from mlxserve.core.errors import InvalidConfig
 from mlxserve.core.stats import SchedulerStats
 from mlxserve.hub.embedded import MODEL_NAME, model_path
 from mlxserve.model import attention
+from tests import heads
 from tests.drafting import accepted_share, similar_model, spoiled_pages, total_variation
 from tests.emulated import emulated_backend
 from tests.together import begun_together
@@ -72,12 +73,14 @@ class Scenarios:
     def __init__(self, model: str, drafts: dict[str, Any], folder: Path) -> None:
         self.model = model
         self.drafts = drafts
+        self.may_end_early = "draft_model" not in drafts  # an answer, before it runs out of pages
         self.folder = folder
         self.accepted: dict[str, int] = {}
         self.num_drafted = 0
 
     def run(self, *, is_drafted: bool) -> dict[str, Tokens]:
-        options = {**OPTIONS, **(self.drafts if is_drafted else {})}
+        # A head drafts unless it is told not to.
+        options = {**OPTIONS, **(self.drafts if is_drafted else {"speculative_tokens": 0})}
         disk = {
             "disk_cache_dir": str(self.folder / f"disk-{is_drafted}"),
             "disk_cache_size": 1,
@@ -117,7 +120,7 @@ class Scenarios:
             with begun_together(4):
                 found["12 pages"] = tokens(llm, PROMPTS[:4], SAMPLING[:4])
             # Drafts of earlier text may end answers before they run out of pages.
-            assert stats(llm).num_preemptions > 0 or (is_drafted and "draft_model" not in options)
+            assert stats(llm).num_preemptions > 0 or (is_drafted and self.may_end_early)
         return found
 
     def _count(self, name: str, llm: LLM) -> None:
@@ -133,6 +136,9 @@ def cases() -> Iterator[Any]:
             is_slow = kind == "llama" or (source, kind) in SLOW
             mark = pytest.mark.slow if is_slow else pytest.mark.long
             yield pytest.param(source, kind, marks=mark, id=f"{source}, {kind}")
+    for kind in heads.KINDS:
+        mark = pytest.mark.slow if kind == "qwen3_next" else pytest.mark.long
+        yield pytest.param("head", kind, marks=mark, id=f"head, {kind}")
 
 
 @pytest.mark.usefixtures("unhurried_disk")
@@ -140,8 +146,12 @@ def cases() -> Iterator[Any]:
 def test_no_token_differs(
     source: str, kind: str, model_folder: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    folder = model_folder(kind)
     drafts: dict[str, Any] = {"speculative_tokens": 4}
+    if source == "head":
+        folder = heads.write(tmp_path / kind, kind, noise=0.05)
+        del drafts["speculative_tokens"]
+    else:
+        folder = model_folder(kind)
     if source == "draft model":
         like = model_folder("llama") if kind in HYBRIDS else folder
         drafts["draft_model"] = str(similar_model(tmp_path / "draft", like, noise=0.05))
@@ -149,9 +159,9 @@ def test_no_token_differs(
     expected = scenarios.run(is_drafted=False)
     scenarios.accepted.clear()
     assert scenarios.run(is_drafted=True) == expected
-    if source == "draft model":
+    if source != "lookup":
         assert scenarios.num_drafted > 50
-    if source == "draft model" and kind not in HYBRIDS:
+    if source == "head" or (source == "draft model" and kind not in HYBRIDS):
         *counts, from_disk = scenarios.accepted.values()
         assert all(after > before for before, after in pairwise([0, *counts])), counts
         assert from_disk > 0

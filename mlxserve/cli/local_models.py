@@ -70,6 +70,7 @@ def show(name: Name, json: Json = False) -> None:
         "num_windows": fit.num_windows,
         "purpose": entry.purpose or "completion",
         "vision": entry.has_vision,
+        "head": entry.has_head,
         "chat_template": None if entry.purpose else _abilities(place),
     }
     if json:
@@ -91,6 +92,10 @@ def show(name: Name, json: Json = False) -> None:
     if entry.has_vision:
         print_safe(
             "  Images        seen with mlxserve[vision]; the log says so if its vision fails"
+        )
+    if entry.has_head:
+        print_safe(
+            "  Drafts        it has a head that guesses the next tokens; --speculative-tokens 0 leaves it out"
         )
 
 

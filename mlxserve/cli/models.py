@@ -66,12 +66,16 @@ def _print(title: str, rows: "Sequence[tuple[Entry, MemoryFit]]", best: "Entry |
     for entry, fit in rows:
         sign = "★" if entry is best else " "
         size = f"{entry.weight_size / 1e9:.2f} GB"
-        made_for = entry.purpose or ("vision" if entry.has_vision else "")
-        purpose = f" ({made_for})" if made_for else ""
+        purpose = f" ({made_for})" if (made_for := _made_for(entry)) else ""
         short = _short_of(entry) or ""
         print_safe(
             f"{sign} {entry.name:48} {short:16} {entry.source:10} {entry.format:4} {size:>9}  {fit_text(fit)}{purpose}"
         )
+
+
+def _made_for(entry: "Entry") -> str:
+    what = [entry.purpose, "vision" if entry.has_vision else "", "head" if entry.has_head else ""]
+    return ", ".join(filter(None, what))
 
 
 def best_of(rows: "Sequence[tuple[Entry, MemoryFit]]") -> "Entry | None":
@@ -160,6 +164,7 @@ def card_of(entry: "Entry", fit: "MemoryFit") -> dict[str, Any]:
         "format": str(entry.format),
         "purpose": entry.purpose or "completion",
         "vision": entry.has_vision,
+        "head": entry.has_head,
         "weight_size": entry.weight_size,
         "needed": fit.needed,
         "context": fit.context,

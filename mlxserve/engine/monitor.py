@@ -90,7 +90,9 @@ class EngineMonitor:
 
     def _no_draft_reason(self) -> str:
         drafts = self._scheduler.drafts
-        refusal = None if drafts is None else drafts.controller.refusal
+        if drafts is None:
+            return self._runner.no_drafts_reason
+        refusal = drafts.controller.refusal
         return "" if refusal is None else str(refusal)
 
     def snapshot(self) -> Snapshot:

@@ -49,7 +49,7 @@ class Snapshot:
 
     pages: one byte per page, its `PageState`
     window_pages: the same of window pages; empty if layers with a window have no own pool
-    no_draft_reason: why the last step drafted nothing; empty if it did, or nothing ever does
+    no_draft_reason: why the last step drafted nothing, or the model's head never does; empty otherwise
     """
 
     stats: Stats

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from fractions import Fraction
 from pathlib import Path
@@ -32,6 +32,8 @@ from mlxserve.hub.gguf_places import (
     ollama_models,
     package_model,
 )
+from mlxserve.hub.head_families import family_of, has_head
+from mlxserve.hub.headers import read_shapes
 from mlxserve.hub.hub_cache import hub_cache, repositories, snapshots
 from mlxserve.hub.known_models import (
     BITS_PER_WEIGHT,
@@ -82,6 +84,7 @@ class Entry:
     format: WeightFormat = field(default=WeightFormat.MLX, kw_only=True)
     purpose: str = field(default="", kw_only=True)  # "embedding" or "rerank" of what does not write
     has_vision: bool = field(default=False, kw_only=True)  # was trained to see images
+    has_head: bool = field(default=False, kw_only=True)  # has a head that drafts for it
 
     def kv_size(self, bytes_per_value: int, *, in_8_bits: bool = False) -> int:
         """Bytes of keys and values per token, in the layers that keep every token.
@@ -303,7 +306,22 @@ def entry_of(name: str, source: Origin, folder: Path) -> Entry | None:
         return None
     if encoder is not None:
         return _encoder_entry(name, source, config, size, encoder)
-    return _entry(name, source, config, size, WeightFormat.MLX)
+    entry = _entry(name, source, config, size, WeightFormat.MLX)
+    if entry is None or not _has_head(name, config, weights, index):
+        return entry
+    return replace(entry, has_head=True)
+
+
+def _has_head(name: str, config: Mapping[str, Any], weights: Sequence[Path], index: Any) -> bool:
+    """True if the names of the weights are those of a head, too; headers are read where no index lists them."""
+    if family_of(config) is None:
+        return False
+    if isinstance(index, dict) and has_head(index.keys(), config):
+        return True
+    try:
+        return has_head({n for file in weights for n in read_shapes(file, name)}, config)
+    except UnsupportedModel:
+        return False
 
 
 def _encoder_entry(

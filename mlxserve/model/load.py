@@ -29,12 +29,12 @@ from mlxserve.hub.class_defaults import with_class_defaults
 from mlxserve.hub.context import CONTEXT_KEYS, Context, context_of
 from mlxserve.hub.files import ModelFiles, text_config
 from mlxserve.hub.gguf.weights import load_gguf
+from mlxserve.hub.head_families import family_of, head_tensors
 from mlxserve.hub.headers import read_shapes
 from mlxserve.hub.unsupported_formats import explain_quantisation
 from mlxserve.model.adapters import Adapters, attach
 from mlxserve.model.caches import CacheTree, look_at
 from mlxserve.model.definitions import VlmLanguageModel, definition_of
-from mlxserve.model.drafting.head_families import family_of, head_tensors
 from mlxserve.model.packed_states import StateSpec
 from mlxserve.model.paged import RowSelector, select_rows, use_paged_attention
 from mlxserve.model.rank_group import RankGroup, Split
@@ -72,6 +72,7 @@ class LoadedModel:
     no_vision_reason    why a model trained to see has none
     adapters     of its layers; None if they are as they were loaded
     drafter      a model that makes its drafts, whose weights and pages are counted with its own
+    no_drafts_reason    why a head that it has makes none
     """
 
     name: str
@@ -87,6 +88,7 @@ class LoadedModel:
     no_vision_reason: str = ""
     adapters: Adapters | None = None
     drafter: LoadedModel | None = None
+    no_drafts_reason: str = ""
 
     @property
     def layers(self) -> tuple[LayerSpec, ...]:

@@ -198,6 +198,11 @@ class ModelRunner:
         """Why a model trained to see does not; empty if it does, or was not trained to."""
         return self._loaded.no_vision_reason
 
+    @property
+    def no_drafts_reason(self) -> str:
+        """Why the model's own head makes no drafts; empty if it does, or there is none."""
+        return self._loaded.no_drafts_reason
+
     def scoring(
         self, token_ids: Sequence[int], num_top: int, adapter: int | None = None
     ) -> Scoring:

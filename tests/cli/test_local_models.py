@@ -13,6 +13,7 @@ from safetensors.numpy import save_file
 from mlxserve.cli.running_servers import registered
 from mlxserve.hub.embedded import model_path
 from mlxserve.hub.gguf_places import package_model
+from tests import heads
 from tests.cli.commands import Run, error_line
 from tests.hub.gguf.architectures import ARCHITECTURES, build
 from tests.text.effort_rules import EFFORT_RULES
@@ -91,6 +92,19 @@ def test_a_model_that_was_trained_to_see_is_listed_and_shown_so(
     assert json.loads(offline("show", str(folder), "--json").out)["vision"] is True
     assert "Images        seen with mlxserve[vision]" in offline("show", str(folder)).out
     assert "Images" not in offline("show", NAME).out
+
+
+def test_a_model_with_a_head_is_listed_and_shown_so(
+    tmp_path: Path, downloaded: Path, offline: Run
+) -> None:
+    assert "(head)" not in offline("list").out
+    folder = heads.write(tmp_path / "models" / "mimo", "mimo")
+    assert "(head)" in offline("list").out
+    assert json.loads(offline("show", str(folder), "--json").out)["head"] is True
+    assert "Drafts        it has a head" in offline("show", str(folder)).out
+    assert "Drafts" not in offline("show", NAME).out
+    (folder / "model-mtp.safetensors").unlink()
+    assert json.loads(offline("show", str(folder), "--json").out)["head"] is False
 
 
 def test_a_model_with_windows_is_shown_with_what_they_take(tmp_path: Path, offline: Run) -> None:

@@ -18,8 +18,8 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.cache import make_prompt_cache
 
+from mlxserve.hub.head_families import HeadFamily
 from mlxserve.model.definitions import definition_of
-from mlxserve.model.drafting.head_families import HeadFamily
 from mlxserve.model.load import LoadedModel
 from mlxserve.model.paged import ShownNorm
 

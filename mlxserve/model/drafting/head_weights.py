@@ -17,15 +17,16 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from mlxserve.hub.files import ModelFiles, text_config
-from mlxserve.hub.headers import read_shapes
-from mlxserve.model.drafting.head_families import (
+from mlxserve.hub.head_families import (
     FINAL_NORM,
     Config,
     HeadFamily,
     family_of,
     head_tensors,
+    is_head,
     place_of,
 )
+from mlxserve.hub.headers import read_shapes
 from mlxserve.model.drafting.head_model import HeadModel
 from mlxserve.model.load import READ_ERRORS, LoadedModel, in_float32, refuse_too_large
 
@@ -65,8 +66,7 @@ def find_head(files: ModelFiles, config: Config) -> HeadFiles | None:
         return None
     names = {name for file in files.weights for name in read_shapes(file, files.name)}
     tensors = head_tensors(names, files.config, family)
-    roles = {place[0] for name in tensors.values() if (place := place_of(name)) is not None}
-    return HeadFiles(files, family, tensors) if FINAL_NORM in roles and len(roles) > 1 else None
+    return HeadFiles(files, family, tensors) if is_head(tensors) else None
 
 
 def load_head(

@@ -10,7 +10,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
-from mlx.utils import tree_flatten
+from mlx.utils import tree_flatten, tree_map
 from mlx_lm.models.cache import make_prompt_cache
 
 from mlxserve.hub.files import check_folder
@@ -21,6 +21,7 @@ from mlxserve.model.drafting.head_weights import HeadRefused, find_head, load_he
 from mlxserve.model.drafting.load import Drafting
 from mlxserve.model.load import prepare
 from tests import heads
+from tests.drafting import spoiled_pages
 from tests.heads import KINDS, MEMORY, PAGE, Drafted, Parts, drafting_of, loaded
 
 QUICK = ("qwen3_next", "mimo")
@@ -235,6 +236,33 @@ def test_each_guess_is_made_of_the_hidden_state_before_its_token(
     assert list(answer.token_ids)[len(start) :] == ring[at + 1 : at + 31]
     for each in (answer, other):
         assert each.num_accepted == each.num_drafted > 15
+
+
+@pytest.mark.parametrize("value", [np.nan, None], ids=["nan", "noise"])
+def test_whatever_is_in_a_heads_cache_changes_no_token(value: float | None, tmp_path: Path) -> None:
+    folder = heads.write(tmp_path / "mimo", "mimo")
+    target = loaded(folder)
+    drafting = drafting_of(folder, target)
+    prompts = [heads.TEXT[:20], [5, 6, 7]]
+    expected = Drafted(target, drafting, 0).run(*prompts, max_tokens=20)
+    with spoiled_pages(value, every=2) as times:
+        found = Drafted(target, drafting, 3).run(*prompts, max_tokens=20)
+    assert [list(each.token_ids) for each in found] == [list(each.token_ids) for each in expected]
+    assert len(times) > 3
+    assert sum(each.num_accepted - each.num_drafted for each in found) < 0
+
+
+def test_a_head_of_no_numbers_changes_no_token(tmp_path: Path) -> None:
+    folder = heads.write(tmp_path / "mimo", "mimo")
+    target = loaded(folder)
+    drafting = drafting_of(folder, target)
+    prompts = [heads.TEXT[:20], [5, 6, 7]]
+    expected = Drafted(target, drafting, 0).run(*prompts, max_tokens=10)
+    model = drafting.loaded.model
+    model.update(tree_map(lambda array: array * mx.nan, model.parameters()))
+    found = Drafted(target, drafting, 3).run(*prompts, max_tokens=10)
+    assert [list(each.token_ids) for each in found] == [list(each.token_ids) for each in expected]
+    assert sum(each.num_drafted for each in found) > 0
 
 
 # ---- loading

@@ -5,7 +5,7 @@
     embedding of token p ──────── norm ───┘
 
 The layer is one of the family's own. So a head is built as a family's model of one layer, whose embedding is the
-left half of this drawing (`head_model.py`). Sources: vLLM's `qwen3_next_mtp.py`, `deepseek_mtp.py`, `mimo_mtp.py`,
+left half of this drawing (`model/drafting/head_model.py`). Sources: vLLM's `qwen3_next_mtp.py`, `deepseek_mtp.py`, `mimo_mtp.py`,
 `nemotron_h_mtp.py` and `step3p5_mtp.py`, and mlx-vlm's `speculative/drafters`.
 """
 
@@ -92,6 +92,18 @@ def head_tensors(names: Collection[str], config: Config, family: HeadFamily) -> 
     pattern = _SPLIT_OFF if is_split_off(config) else family.pattern(config)
     matches = {name: pattern.match(name) for name in names}
     return {name: name[match.end() :] for name, match in matches.items() if match is not None}
+
+
+def has_head(names: Collection[str], config: Config) -> bool:
+    """True if a model's files, with tensors of these names, have a head that mlxserve knows."""
+    family = family_of(config)
+    return family is not None and is_head(head_tensors(names, config, family))
+
+
+def is_head(tensors: Mapping[str, str]) -> bool:
+    """True if what `head_tensors` returned is a whole head, and not only parts of one."""
+    roles = {place[0] for name in tensors.values() if (place := place_of(name)) is not None}
+    return roles == {None, *ROLES.values()}
 
 
 def place_of(name: str) -> tuple[str | None, str] | None:
