@@ -184,14 +184,14 @@ class SchedulerConfig(Options):
     speculative_tokens: Annotated[
         int | None,
         Option(
-            "Longest draft of an answer's next tokens, guessed by draft-model, or without one from earlier "
-            "text that ends in the same words; the model verifies a draft in one step. The answers are the "
-            "same; 0 is off.",
+            "Longest draft of an answer's next tokens, guessed by draft-model or a head in the model's files, or "
+            "without one from earlier text that ends in the same words; the model verifies a draft in one step. The "
+            "answers are the same; 0 is off.",
             "Scheduling",
             "tokens",
             ge=0,
             le=32,
-            default="4 with draft-model, otherwise 0",
+            default="4 with draft-model or a head, otherwise 0",
         ),
     ] = None
     max_pinned_fraction: Annotated[
@@ -309,9 +309,9 @@ class EngineConfig(Options):
     draft_model: Annotated[
         str | None,
         Option(
-            "A small model with the same vocabulary that guesses the next tokens, for the model to verify "
-            "several in one step: a folder, a GGUF file, a repository or a name, as for model. The answers "
-            "are the same; speculative-tokens is the longest draft.",
+            "A small model with the same vocabulary, or a head made for the model, that guesses the next tokens, for "
+            "the model to verify several in one step: a folder, a GGUF file, a repository or a name, as for model. The "
+            "answers are the same; speculative-tokens is the longest draft.",
             "Model",
             "folder or repository",
             default="none",
