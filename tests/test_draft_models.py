@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mlx.utils import tree_flatten
 
 from mlxserve import LLM, SamplingParams
+from mlxserve.build import build_text_model
 from mlxserve.chat.embedding.build import refuse_options
 from mlxserve.core.config import EngineConfig
 from mlxserve.core.errors import InvalidConfig
@@ -21,6 +23,7 @@ from mlxserve.core.stats import SchedulerStats
 from mlxserve.hub.embedded import MODEL_NAME, model_path
 from mlxserve.model import attention
 from tests import heads
+from tests.adapters import write_adapter
 from tests.drafting import accepted_share, similar_model, spoiled_pages, total_variation
 from tests.emulated import emulated_backend
 from tests.together import begun_together
@@ -427,3 +430,81 @@ def test_shared_noise_is_accepted_as_often_as_the_distributions_are_alike(tmp_pa
     own, _ = accepted_share(None, prompts, params, draft, shares_noise=False)
     assert shared > 0.9 * (1 - total_variation(model_path(), draft, ids, 2.0))
     assert shared > 1.5 * own
+
+
+# ---- heads
+
+
+@pytest.fixture(scope="module")
+def headed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose files have a head that is always right."""
+    return heads.write(tmp_path_factory.mktemp("mimo"), "mimo")
+
+
+def test_a_head_drafts_unless_it_is_told_not_to(headed: Path) -> None:
+    with LLM(str(headed), num_pages=20, **OPTIONS) as llm:
+        found, num_drafted, num_accepted = drafted_by(llm, PROMPTS[2:3], GREEDY)
+        assert num_drafted == num_accepted > 10
+        with_head = llm.stats().planned
+    with LLM(str(headed), num_pages=20, speculative_tokens=0, **OPTIONS) as llm:
+        assert drafted_by(llm, PROMPTS[2:3], GREEDY) == (found, 0, 0)
+        without = llm.stats().planned
+    assert with_head.weights > without.weights
+    assert with_head.page > without.page
+    assert with_head.pool == 20 * with_head.page
+
+
+def other_head(folder: Path) -> Path:
+    """Write a model with a head that guesses nothing right."""
+    weights = dict(tree_flatten(heads.build("mimo", seed=5)[0].parameters()))
+    parts = heads.random_parts(weights["model.norm.weight"].shape[0], seed=2)
+    return heads.write(folder, "mimo", head=heads.head_of("mimo", weights, parts))
+
+
+async def test_a_head_that_fails_the_probe_is_named_where_nothing_is_drafted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = other_head(tmp_path / "other")
+    chat = build_text_model(EngineConfig().with_options(model=str(folder), num_pages=20, **OPTIONS))
+    try:
+        snapshot = await chat.engine.snapshot()
+    finally:
+        chat.close()
+    assert "its head does not draft, because" in snapshot.no_draft_reason
+    assert f"Nothing is drafted: {snapshot.no_draft_reason}" in caplog.text
+
+
+def test_a_head_that_is_named_and_fails_the_probe_is_refused(headed: Path, tmp_path: Path) -> None:
+    other = other_head(tmp_path / "other")
+    with pytest.raises(InvalidConfig, match="draft_model: other: its head does not draft"):
+        LLM(str(headed), draft_model=str(other), num_pages=20, **OPTIONS)
+
+
+@pytest.mark.slow
+def test_a_head_drafts_beside_adapters(headed: Path, tmp_path: Path) -> None:
+    adapter = write_adapter(tmp_path / "adapter", headed, seed=3)
+    options = {**OPTIONS, "num_pages": 40, "adapter": (f"own={adapter}",)}
+    found = []
+    each: tuple[dict[str, Any], ...] = ({"speculative_tokens": 0}, {})
+    for drafts in each:
+        with LLM(str(headed), **options, **drafts) as llm:
+            found.append(tokens(llm, PROMPTS[:2], GREEDY))
+            assert (stats(llm).accepted_tokens > 10) == (not drafts)
+    assert found[0] == found[1]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("on_a_cpu")  # weights become float32
+def test_the_emulated_metal_kernels_verify_a_heads_guesses(
+    headed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params = [replace(GREEDY, max_tokens=14), replace(WARM, max_tokens=12)]
+    with LLM(str(headed), num_pages=20, speculative_tokens=0, **OPTIONS) as llm:
+        expected = tokens(llm, PROMPTS[1:3], params)
+    monkeypatch.setattr(
+        attention, "select_backends", lambda _name, layers: [emulated_backend()] * len(layers)
+    )
+    with LLM(str(headed), num_pages=20, **OPTIONS) as llm:
+        found, num_drafted, num_accepted = drafted_by(llm, PROMPTS[1:3], params)
+    assert found == expected
+    assert num_drafted == num_accepted > 10
