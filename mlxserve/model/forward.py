@@ -60,17 +60,17 @@ def forward_of(
     states: StateStore,
     windows: WindowKV | None = None,
     *,
-    shows_hidden: bool = False,
+    is_recorded: bool = True,
 ) -> Forward:
     """Choose the forward of a model.
 
     windows: the pool of sliding-window layers, if separate
-    shows_hidden: the head's input is captured in each step, which a recorded graph does not show
+    is_recorded: steps may be recorded, because the model reads nothing beside its tokens
     """
     if loaded.by_sequence:
         assert windows is None, "the whole sequence is gathered"
         return Sequences(loaded, kv, states)
-    return Rows(loaded, kv, states, windows, shows_hidden=shows_hidden)
+    return Rows(loaded, kv, states, windows, is_recorded=is_recorded)
 
 
 class Rows:
@@ -83,7 +83,7 @@ class Rows:
         states: StateStore,
         windows: WindowKV | None = None,
         *,
-        shows_hidden: bool = False,
+        is_recorded: bool = True,
     ) -> None:
         self._kv = kv
         self._states = states
@@ -97,14 +97,14 @@ class Rows:
         # order of its collectives, which nobody has tried.
         call = _call if loaded.adapters is None else _call_with_adapters
         self._forward = partial(call, loaded, _activations_of(loaded, kv), windows)
-        is_recorded = loaded.group is None and windows is None
+        is_recorded = is_recorded and loaded.group is None and windows is None
         self._takes_chunks = (  # chunks as (1, T)
             is_recorded
             and states.is_used
             and loaded.adapters is None
             and num_fused(loaded.model) == len(loaded.layers)
         )
-        self._graphs = StepGraphs(self._forward, kv, is_recorded=is_recorded and not shows_hidden)
+        self._graphs = StepGraphs(self._forward, kv, loaded.selector, is_recorded=is_recorded)
 
     def logits(self, batch: Batch, tokens: mx.array, rows: list[int] | None) -> mx.array:
         pictures, positions = batch.pictures, batch.positions

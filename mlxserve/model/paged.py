@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import ModuleType
@@ -171,6 +171,23 @@ class RowSelector:
             yield captured
         finally:
             self._captured = self._unnormed = None
+
+    @contextmanager
+    def recording(self) -> Iterator[list[mx.array]]:
+        """Collect what `capturing` around this call would, which is not added to that."""
+        around = self._captured, self._unnormed
+        captured: list[mx.array] = []
+        self._captured, self._unnormed = (None if each is None else captured for each in around)
+        try:
+            yield captured
+        finally:
+            self._captured, self._unnormed = around
+
+    def show_recorded(self, captured: Iterable[mx.array]) -> None:
+        """Add what a recorded call of the model returns of what it collected."""
+        for each in (self._captured, self._unnormed):
+            if each is not None:
+                each.extend(captured)
 
 
 class ShownNorm(nn.Module):  # type: ignore[misc]  # mlx's nn has no types

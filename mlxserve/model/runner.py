@@ -86,8 +86,7 @@ class ModelRunner:
         self._workers = workers
         self._states = StateStore(loaded.states, is_used=loaded.has_states)
         self._drafter = drafter
-        shows_hidden = drafter is not None and drafter.wants_hidden
-        self._forward = forward_of(loaded, kv, self._states, windows, shows_hidden=shows_hidden)
+        self._forward = forward_of(loaded, kv, self._states, windows)
         # The pages of all positions, with the drafter's.
         self._pages = kv if drafter is None else PairedPages(kv, drafter.pages)
         # Pools by the kind of their units.

@@ -5,7 +5,7 @@ layer on x86. The graph of two steps of as many decodes is the same, but for arr
 mx.compile, which builds it again without Python (7 us a layer), where Metal kernels write in place:
 
     recorded(tokens, positions, moves, page tables, partitions, first pages, fences, states, adapters)
-        -> logits, fences, states
+        -> logits, fences, states, hidden states if a drafter reads them
 
 Whatever else the forward reads is a constant of the recording: weights, and nothing else. Pools and
 fences that were not passed are refused by mx.compile, numbers of the step by `RecordedTables`; a model
@@ -31,6 +31,7 @@ from mlxserve.cache.kv import KVPool
 from mlxserve.cache.layout import StepLayout
 from mlxserve.core.errors import in_one_line
 from mlxserve.model.packed_states import Stack
+from mlxserve.model.paged import RowSelector
 from mlxserve.model.state_groups import Group
 
 log = logging.getLogger("mlxserve.model")
@@ -54,10 +55,16 @@ def record(step: Callable[..., Any]) -> Callable[..., Any]:
 class StepGraphs:
     """The recorded step graphs of a model over one pool. Lives on the engine's thread."""
 
-    def __init__(self, forward: Forward, kv: KVPool, *, is_recorded: bool = True) -> None:
-        """`forward`: maps its arguments alone to the logits of all rows of (T,) tokens."""
+    def __init__(
+        self, forward: Forward, kv: KVPool, selector: RowSelector, *, is_recorded: bool = True
+    ) -> None:
+        """forward: maps its arguments alone to the logits of all rows of (T,) tokens.
+
+        selector: collects the model's hidden states, if anybody does
+        """
         self._forward = forward
         self._kv = kv
+        self._selector = selector
         # None if steps are not recorded.
         self._backend = _recordable(kv) if is_recorded else None
         self._makers: dict[Hashable, MakeArrays] = {}  # makers of the layers' uploads
@@ -84,7 +91,7 @@ class StepGraphs:
             waits = backend.fences.state(k_pools)
             try:
                 before = [group.before for group in groups]
-                logits, fences, after = build(
+                logits, fences, after, hidden = build(
                     tokens, layout.positions, step.arrays(), bound, waits, before, adapters
                 )
             except Exception as error:  # a model's code, run in an unusual way, raises anything
@@ -92,6 +99,7 @@ class StepGraphs:
                 self._backend = None
             else:
                 backend.fences.resume(k_pools, fences)
+                self._selector.show_recorded(hidden)
                 for group, arrays in zip(groups, after, strict=True):
                     group.after = arrays
                 return cast(mx.array, logits)
@@ -113,13 +121,13 @@ class StepGraphs:
                 return None
             if len(self._recorded) == MAX_GRAPHS:
                 del self._recorded[next(iter(self._recorded))]
-            build = record(_recording(self._forward, self._kv, backend, step))
+            build = record(_recording(self._forward, self._kv, self._selector, backend, step))
         self._recorded[shapes] = build
         return build
 
 
 def _recording(
-    forward: Forward, kv: KVPool, backend: MetalBackend, like: StepInputs
+    forward: Forward, kv: KVPool, selector: RowSelector, backend: MetalBackend, like: StepInputs
 ) -> Callable[..., Any]:
     """Return a step as a function of arrays; see the module's docstring."""
 
@@ -131,7 +139,9 @@ def _recording(
         fences: list[list[mx.array]],
         states: list[Stack],
         adapters: list[mx.array],
-    ) -> tuple[mx.array, list[list[mx.array]], list[list[list[mx.array | None] | None]]]:
+    ) -> tuple[
+        mx.array, list[list[mx.array]], list[list[list[mx.array | None] | None]], list[mx.array]
+    ]:
         inputs = like.over(arrays)
         k_pools = pools[: len(fences)]
         kernels = backend.recording(k_pools, fences)
@@ -140,8 +150,9 @@ def _recording(
             layout = replace(layout, adapters=(adapters[0], adapters[1]))
         inputs.keep_moves(layout.plans)
         groups = [Group.of_decodes(like.num_rows, before) for before in states]
-        logits = forward(groups, kv.with_arrays(pools, kernels), layout, tokens)
-        return logits, kernels.fences.state(k_pools), [group.after for group in groups]
+        with selector.recording() as hidden:
+            logits = forward(groups, kv.with_arrays(pools, kernels), layout, tokens)
+        return logits, kernels.fences.state(k_pools), [group.after for group in groups], hidden
 
     return step
 

@@ -68,7 +68,7 @@ class MtpHead(Drafter):
         self._head = loaded.model
         self.wants_unnormed = not self._head.takes_normed
         # A recorded graph would keep the hidden states of the step that it was recorded in.
-        self._forward = forward_of(loaded, pages.kv, StateStore(()), shows_hidden=True)
+        self._forward = forward_of(loaded, pages.kv, StateStore(()), is_recorded=False)
         self._kept: dict[LiveRequest, list[_Kept]] = {}
         self._newest: mx.array | None = None  # of the last step
 
