@@ -129,7 +129,10 @@ def write_noisy(folder: Path, kind: str) -> Path:
     return heads.write(folder, kind, head=heads.head_of(kind, weights, parts))
 
 
-@pytest.mark.parametrize("max_tokens", [3, 0], ids=["drafts", "no drafts"])
+@pytest.mark.parametrize(
+    "max_tokens",
+    [pytest.param(3, id="drafts"), pytest.param(0, id="no drafts", marks=pytest.mark.slow)],
+)
 @pytest.mark.parametrize("kind", ["mimo", pytest.param("qwen3_next", marks=pytest.mark.slow)])
 def test_a_row_is_a_function_of_the_tokens_up_to_it(
     kind: str, max_tokens: int, noisy: Callable[[str], Path]
@@ -158,6 +161,7 @@ def test_a_row_is_a_function_of_the_tokens_up_to_it(
         assert counts == [PAGE] * num_pages
 
 
+@pytest.mark.slow
 def test_the_next_turn_is_drafted_from_cached_rows(noisy: Callable[[str], Path]) -> None:
     folder = noisy("mimo")
     target = loaded(folder)
@@ -236,7 +240,10 @@ def test_each_guess_is_made_of_the_hidden_state_before_its_token(
         assert each.num_accepted == each.num_drafted > 15
 
 
-@pytest.mark.parametrize("value", [np.nan, None], ids=["nan", "noise"])
+@pytest.mark.parametrize(
+    "value",
+    [pytest.param(np.nan, id="nan"), pytest.param(None, id="noise", marks=pytest.mark.slow)],
+)
 def test_whatever_is_in_a_heads_cache_changes_no_token(value: float | None, tmp_path: Path) -> None:
     folder = heads.write(tmp_path / "mimo", "mimo")
     target = loaded(folder)
