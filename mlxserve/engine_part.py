@@ -207,12 +207,14 @@ def _drafting(
     Raises what `load_drafting` raises, and InvalidConfig for a head that was named and does not draft.
     """
     named = draft_files_of(config)
-    if named is None and find_head(files, loaded.config) is None:
-        return None, ""
     source = named or files
-    if named is not None and find_head(named, loaded.config) is None:
+    text: list[int] = []
+    if find_head(source, loaded.config) is not None:
+        text = list(load_tokenizer(files.path, ()).encode(TEXT))
+    elif named is None:
+        return None, ""
+    else:
         try_first(config, named, memory_limit)
-    text = list(load_tokenizer(files.path, ()).encode(TEXT))
     try:
         return load_drafting(
             config, source, loaded, text, is_metal=is_metal, memory_limit=memory_limit

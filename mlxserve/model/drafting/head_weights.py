@@ -14,7 +14,7 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx.utils import tree_flatten
+from mlx.utils import tree_flatten, tree_map_with_path
 
 from mlxserve.hub.files import ModelFiles, text_config
 from mlxserve.hub.head_families import (
@@ -94,6 +94,7 @@ def load_head(
         _quantise_as_stored(model, weights, head.files.config)
         model.load_weights(list(weights.items()))
         if is_metal:
+            _cast(model, target.dtype)
             _quantise(model)
     except (*READ_ERRORS, StopIteration) as error:
         reason = str(error).partition("\n")[0] or type(error).__name__
@@ -185,6 +186,17 @@ def _quantise_as_stored(model: nn.Module, weights: Weights, config: Config) -> N
         return {"group_size": size // scales.shape[-1], "bits": bits, "mode": mode}
 
     nn.quantize(model, class_predicate=how)
+
+
+def _cast(model: HeadModel, dtype: mx.Dtype) -> None:
+    """Convert the weights to the dtype of the hidden states: two half precisions together are computed in float32."""
+    may_cast = getattr(model.whole, "cast_predicate", lambda _: True)
+
+    def cast(path: str, array: mx.array) -> mx.array:
+        is_cast = mx.issubdtype(array.dtype, mx.floating) and may_cast(path)
+        return array.astype(dtype) if is_cast else array
+
+    model.update(tree_map_with_path(cast, model.parameters()))
 
 
 def _quantise(model: HeadModel) -> None:

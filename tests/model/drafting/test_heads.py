@@ -353,6 +353,18 @@ def test_on_metal_a_head_has_four_bits(kind: str, tmp_path: Path) -> None:
     assert set(bits) & {"o_proj", "q_b_proj"}, "the layer's projections are quantised"
 
 
+def test_on_metal_a_head_computes_in_the_dtype_of_its_model(tmp_path: Path) -> None:
+    weights = dict(tree_flatten(heads.build("step3p5")[0].parameters()))
+    head = {n: array.astype(mx.bfloat16) for n, array in heads.head_of("step3p5", weights).items()}
+    folder = heads.write(tmp_path / "half", "step3p5", head=head)
+    target = loaded(folder)
+    files = find_head(check_folder(folder, "half"), target.config)
+    assert files is not None
+    model, _ = load_head(files, target, is_metal=True, memory_limit=MEMORY)
+    dtypes = {array.dtype for _, array in tree_flatten(model.parameters())}
+    assert dtypes == {target.dtype, mx.uint32}
+
+
 def test_weights_that_are_quantised_stay_as_they_are(tmp_path: Path) -> None:
     weights = dict(tree_flatten(heads.build("mimo")[0].parameters()))
     head: dict[str, mx.array] = {}
