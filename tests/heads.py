@@ -140,10 +140,10 @@ MINUS_ONE = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "step3p5")
 KINDS = tuple(CONFIGS)
 
 
-def build(kind: str, seed: int = 1) -> tuple[Any, dict[str, Any]]:
+def build(kind: str, seed: int = 1, **changes: Any) -> tuple[Any, dict[str, Any]]:
     """Return (a model whose layers but the last ones add nothing, its config)."""
     vocabulary = vocabulary_size()
-    config = {**_COMMON, "model_type": kind, "vocab_size": vocabulary, **CONFIGS[kind]}
+    config = {**_COMMON, "model_type": kind, "vocab_size": vocabulary, **CONFIGS[kind], **changes}
     module = importlib.import_module(f"mlx_lm.models.{kind}")
     model = module.Model(module.ModelArgs.from_dict(config))
     mx.random.seed(seed)
@@ -263,7 +263,13 @@ def _as_published(kind: str, weights: Weights) -> Weights:
 
 
 def write(
-    folder: Path, kind: str, *, noise: float = 0.0, head: Weights | None = None, seed: int = 1
+    folder: Path,
+    kind: str,
+    *,
+    noise: float = 0.0,
+    head: Weights | None = None,
+    seed: int = 1,
+    **changes: Any,
 ) -> Path:
     """Write a model with a head as its publisher would, and return the folder.
 
@@ -271,7 +277,7 @@ def write(
     head: in place of the right one; empty for none
     """
     folder.mkdir(parents=True, exist_ok=True)
-    model, config = build(kind, seed)
+    model, config = build(kind, seed, **changes)
     weights = dict(tree_flatten(model.parameters()))
     if head is None:
         head = head_of(kind, weights)

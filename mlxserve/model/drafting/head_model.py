@@ -112,8 +112,9 @@ class HeadModel(nn.Module):  # type: ignore[misc]
         self._shown = _Shown()
         inner = _at(self.whole, family.inner)
         norm = inner[family.norm]
+        embedding = _embedding_of(target)
         inner[family.embedding] = HeadInput(
-            _embedding_of(target),
+            lambda tokens: embedding(tokens),
             norm,
             self._shown,
             is_hidden_first=family.is_hidden_first,
@@ -176,20 +177,21 @@ def _parent_of_head(model: nn.Module) -> Any:
     return next(module for _, module in model.named_modules() if "lm_head" in module)
 
 
-def _embedding_of(target: LoadedModel) -> Callable[[mx.array], mx.array]:
-    """Return the embedding of the model's tokens, as a function: a module would become a part of the head."""
-    embedding = next(
+def _embedding_of(target: LoadedModel) -> nn.Module:
+    """Return the embedding of the model's tokens, without adapters."""
+    return next(
         module
         for _, module in target.model.named_modules()
-        if hasattr(module, "as_linear") and module.weight.shape[0] >= target.vocab_size
+        if hasattr(module, "as_linear")
+        and "weight" in module
+        and module.weight.shape[0] >= target.vocab_size
     )
-    return lambda tokens: embedding(tokens)
 
 
 def _head_of(target: LoadedModel) -> Callable[[mx.array], mx.array]:
-    """Return the model's head, as a function."""
+    """Return the model's head as a function: a module would become a part of the head that drafts."""
     for _, module in target.model.named_modules():
         if isinstance(head := module.get("lm_head"), nn.Module):
             return lambda hidden: head(hidden)
-    embedding = next(m for _, m in target.model.named_modules() if hasattr(m, "as_linear"))
+    embedding = _embedding_of(target)
     return lambda hidden: embedding.as_linear(hidden)

@@ -112,6 +112,13 @@ def test_a_right_head_guesses_each_token(kind: str, tmp_path: Path) -> None:
     assert min(request.num_accepted for request in answers) > 10
 
 
+def test_a_head_guesses_with_the_embedding_where_that_is_its_models_head(tmp_path: Path) -> None:
+    folder = heads.write(tmp_path / "tied", "qwen3_5", tie_word_embeddings=True)
+    target = loaded(folder)
+    [answer] = Drafted(target, drafting_of(folder, target), 3).run(heads.TEXT[:20], max_tokens=9)
+    assert answer.num_accepted == answer.num_drafted > 4
+
+
 # ---- rows
 
 
