@@ -35,6 +35,7 @@ from mlxserve.engine.trace import Trace
 from mlxserve.engine_part import EnginePart, build_part, draft_files_of
 from mlxserve.helpers.fair_executor import BODY_MEMORY, FairExecutor
 from mlxserve.hub.adapter_files import find_adapters
+from mlxserve.hub.assistants import is_assistant
 from mlxserve.hub.facts import ModelFacts
 from mlxserve.hub.files import ModelFiles, find_model
 from mlxserve.hub.generation_config import for_vocabulary, read_generation_config
@@ -92,7 +93,11 @@ def build_text_model(
     generation = read_generation_config(files)
     tokenizer = Tokenizer(files.path, generation.eos_token_ids)
     tokenizer.template.prepare()
-    if (draft_files := draft_files_of(config)) is not None and not is_split_off(draft_files.config):
+    draft_files = draft_files_of(config)
+    # An assistant and a head are given the model's own ids.
+    if draft_files is not None and not (
+        is_split_off(draft_files.config) or is_assistant(draft_files.config)
+    ):
         refuse_other_vocabulary(tokenizer, Tokenizer(draft_files.path), draft_files.name)
     trace = Trace(config.trace) if config.trace else None
     # Filled on the engine's thread.
@@ -373,8 +378,8 @@ def _identity(files: ModelFiles, part: EnginePart) -> bytes:
     layout = f"{files.fingerprint}/{part.kv.page_size}/{layers}/{states}"
     for specs in windows:
         layout += f"/{specs}"
-    if part.drafter is not None and part.draft_files is not None:
-        layout += f"/drafted by {part.draft_files.fingerprint}/{_layout(part.drafter.pages.kv)}"
+    if part.draft_pages is not None and part.draft_files is not None:
+        layout += f"/drafted by {part.draft_files.fingerprint}/{_layout(part.draft_pages.kv)}"
     return blake2b(layout.encode(), digest_size=16).digest()
 
 

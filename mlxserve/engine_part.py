@@ -18,9 +18,10 @@ from mlxserve.hub.files import ModelFiles, find_model
 from mlxserve.model.attention import load_probed
 from mlxserve.model.drafting.draft_pages import DraftPages
 from mlxserve.model.drafting.drafter import Drafter
+from mlxserve.model.drafting.drafting import Drafting
 from mlxserve.model.drafting.head_probe import TEXT
 from mlxserve.model.drafting.head_weights import HeadRefused, find_head
-from mlxserve.model.drafting.load import Drafting, load_drafting
+from mlxserve.model.drafting.load import load_drafting
 from mlxserve.model.load import LoadedModel
 from mlxserve.model.load_check import try_first
 from mlxserve.model.rank_group import RankGroup
@@ -51,7 +52,7 @@ class EnginePart:
     windows        sliding-window layers in a pool of their own beside `kv`; None if there are none
     group          of these layers
     shared         memory that several kinds share; None if each kind has its own
-    drafter        makes drafts, in pages of its own with the ids of those in `kv`; None if nothing does
+    drafter        makes drafts; its own pages, if any, have the ids of those in `kv`; None if nothing does
     draft_files    that the drafter comes from
     planned        bytes of weights, a step, a page, and as its pool recurrent states and the windows'
                    pages
@@ -86,8 +87,13 @@ class EnginePart:
     @property
     def page_size_on_disk(self) -> int:
         """Bytes of a page's record, which has the drafter's rows as well."""
-        drafted = 0 if self.drafter is None else self.drafter.pages.payload_size
-        return self.kv.nbytes_of(1) + drafted
+        drafted = self.draft_pages
+        return self.kv.nbytes_of(1) + (0 if drafted is None else drafted.payload_size)
+
+    @property
+    def draft_pages(self) -> DraftPages | None:
+        """The drafter's own pages; None without any."""
+        return None if self.drafter is None else self.drafter.pages
 
 
 def build_part(
@@ -139,15 +145,8 @@ def build_part(
             unkept=limit.unkept // num_here,
         )
         if drafting is not None:
-            # It computes a step's prompts, too.
-            own_step = measure_step(
-                config,
-                drafting.loaded,
-                drafting.backends,
-                is_metal=is_metal,
-                memory_limit=most,
-            )
-            step = replace(step, planned=step.planned + own_step.planned)
+            own_size = drafting.step_size(config, is_metal=is_metal, memory_limit=most)
+            step = replace(step, planned=step.planned + own_size)
     has_shared_states = shares_states(config, loaded)
     config = with_sizes(config, loaded, step, memory_limit, device_memory=most, group=own)
     assert config.num_pages is not None
@@ -165,7 +164,9 @@ def build_part(
         kv, windows = pools_of(loaded.layers, backends, config.page_size, numbers, (first, backed))
     else:
         kv = KVPool(loaded.layers, config.num_pages, config.page_size, backends, first)
-    drafter = None if drafting is None else _drafter(config, loaded, drafting, first)
+    drafter = None
+    if drafting is not None:
+        drafter = drafting.drafter(config, loaded, kv, windows, first)
     page_bytes = kv.nbytes_of(1) + config.page_size * loaded.draft_bytes_per_token
     planned = PlannedMemory(
         weights=loaded.weight_size,
@@ -189,7 +190,7 @@ def build_part(
         None if drafting is None else drafting.files,
     )
     if share is not None:
-        share.follow(*part.pools, *(() if drafter is None else (drafter.pages.kv,)))
+        share.follow(*part.pools, *(() if part.draft_pages is None else (part.draft_pages.kv,)))
     if group is not None:
         group.all_min(0)  # all are ready
     return part
@@ -213,8 +214,6 @@ def _drafting(
         text = list(load_tokenizer(files.path, ()).encode(TEXT))
     elif named is None:
         return None, ""
-    else:
-        try_first(config, named, memory_limit)
     try:
         return load_drafting(
             config, source, loaded, text, is_metal=is_metal, memory_limit=memory_limit
@@ -224,22 +223,6 @@ def _drafting(
             raise InvalidConfig(f"draft_model: {error}", option="draft_model") from error
         log.warning("Nothing is drafted: %s", error)
         return None, str(error)
-
-
-def _drafter(
-    config: EngineConfig, loaded: LoadedModel, drafting: Drafting, first: int | None
-) -> Drafter:
-    """Make a drafter with as many pages as the model has; `first` of them have memory at the start."""
-    assert config.num_pages is not None
-    layers = drafting.loaded.layers
-    kv = KVPool(layers, config.num_pages, config.page_size, drafting.backends, first)
-    return drafting.source(
-        drafting.loaded,
-        DraftPages(kv),
-        vocab_size=loaded.vocab_size,
-        max_rows=config.scheduler.step_budget,
-        seed=config.seed,
-    )
 
 
 def _bytes_beside(

@@ -37,6 +37,7 @@ _IS_IN = {
 _PURPOSES = {
     "embedding": "vectors of texts (/v1/embeddings, /v1/rerank)",
     "rerank": "ranking documents for a query (/v1/rerank)",
+    "draft": "drafting for its own model of Gemma 4 (--draft-model)",
 }
 
 

@@ -18,6 +18,7 @@ from mlxserve.cache.groups import Window
 from mlxserve.cache.pool_memory import max_page_counts
 from mlxserve.core.config import EngineConfig, SchedulerConfig, data_home
 from mlxserve.core.errors import UnsupportedModel
+from mlxserve.hub.assistants import is_assistant
 from mlxserve.hub.class_defaults import with_class_defaults
 from mlxserve.hub.context import context_of
 from mlxserve.hub.embedded import MODEL_NAME, model_path
@@ -82,7 +83,8 @@ class Entry:
     vocabulary: int = field(default=0, kw_only=True)  # tokens; 0 if its config does not say
     copied: int = field(default=0, kw_only=True)  # as in `StepSizes`
     format: WeightFormat = field(default=WeightFormat.MLX, kw_only=True)
-    purpose: str = field(default="", kw_only=True)  # "embedding" or "rerank" of what does not write
+    # "embedding", "rerank" or "draft" of what does not write by itself.
+    purpose: str = field(default="", kw_only=True)
     has_vision: bool = field(default=False, kw_only=True)  # was trained to see images
     has_head: bool = field(default=False, kw_only=True)  # has a head that drafts for it
 
@@ -374,6 +376,10 @@ def _entry(
         return None
     length = context.length if context is not None else 0
     sees = kind is WeightFormat.MLX and bool(config.get("vision_config"))
+    drafts = is_assistant(config)
+    if drafts:
+        # It reads the keys and values of the model that it drafts for.
+        kv = KVShape(0, has_states=False)
     return Entry(
         name,
         source,
@@ -386,6 +392,7 @@ def _entry(
         vocabulary=vocabulary,
         copied=copied,
         format=kind,
+        purpose="draft" if drafts else "",
         has_vision=sees,
     )
 

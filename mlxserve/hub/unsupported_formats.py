@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from mlxserve.hub.assistants import is_assistant
+
 # Words in a `model_type`. Asked only where there is no definition, or where it does not fit the weights.
 _ENCODERS = ("bert", "electra", "mpnet", "clip", "siglip", "embedding")
 _AUDIO = frozenset({"whisper", "wav2vec", "parakeet", "kokoro", "moshi", "musicgen"})
@@ -18,6 +20,8 @@ _ENCODER_HEADS = ("ForMaskedLM", "ForTokenClassification")
 def describe_kind(config: Mapping[str, Any]) -> str | None:
     """Describe a model that does not write text, and its purpose; None if unrecognised."""
     kind = str(config.get("model_type")).lower()
+    if is_assistant(config):
+        return "an assistant of Gemma 4, which guesses tokens for its own model (--draft-model)"
     names = config.get("architectures")
     heads = [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
     if any(word in kind for word in _AUDIO) or any(key in config for key in _AUDIO_KEYS):

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from inspect import Parameter, signature
-from typing import Any
+from typing import Any, Protocol
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -58,6 +58,18 @@ READ_ERRORS = (
 )
 
 
+class LoadedDrafter(Protocol):
+    """What is loaded beside a model to make its drafts."""
+
+    @property
+    def layers(self) -> tuple[LayerSpec, ...]:
+        """Shapes of the keys and values that it keeps of each position."""
+
+    @property
+    def weight_size(self) -> int:
+        """Bytes of the weights."""
+
+
 @dataclass(frozen=True)
 class LoadedModel:
     """A model ready for the paged path.
@@ -71,7 +83,7 @@ class LoadedModel:
     vision       its image encoder; None if it reads text only
     no_vision_reason    why a model trained to see has none
     adapters     of its layers; None if they are as they were loaded
-    drafter      a model that makes its drafts, whose weights and pages are counted with its own
+    drafter      makes its drafts; weights and pages are counted with its own
     no_drafts_reason    why a head that it has makes none
     """
 
@@ -87,7 +99,7 @@ class LoadedModel:
     vision: Vision | None = None
     no_vision_reason: str = ""
     adapters: Adapters | None = None
-    drafter: LoadedModel | None = None
+    drafter: LoadedDrafter | None = None
     no_drafts_reason: str = ""
 
     @property

@@ -78,7 +78,7 @@ class ModelRunner:
         """memory_limit: bytes of device memory that a growing pool may use.
 
         workers: the other ranks, on rank 0; they are told about each call before it is made
-        drafter: makes the drafts of placeholders; its pages are those of `kv`
+        drafter: makes the drafts of placeholders; its pages, if any, have the ids of those of `kv`
         """
         self._memory_limit = memory_limit
         self._loaded = loaded
@@ -87,8 +87,9 @@ class ModelRunner:
         self._states = StateStore(loaded.states, is_used=loaded.has_states)
         self._drafter = drafter
         self._forward = forward_of(loaded, kv, self._states, windows)
-        # The pages of all positions, with the drafter's.
-        self._pages = kv if drafter is None else PairedPages(kv, drafter.pages)
+        # The pages of all positions, with the drafter's if it has some.
+        pages = None if drafter is None else drafter.pages
+        self._pages = kv if pages is None else PairedPages(kv, pages)
         # Pools by the kind of their units.
         self._pools: dict[str, KVPool | PairedPages] = {FullPages.name: self._pages}
         if windows is not None:

@@ -51,6 +51,7 @@ class DraftModel(Drafter):
 
     def follow(self, chunks: Sequence[Chunk], tokens: mx.array, hidden: mx.array | None) -> None:
         """Compute the prompts' chunks as well, and rows before them that are missing."""
+        assert self.pages is not None
         left, parts = self._max_rows, []
         for chunk in chunks:
             if chunk.start >= chunk.request.prefill_end or chunk.end > self._max_length:

@@ -1,4 +1,4 @@
-"""Drafter: what guesses tokens on the device, with keys and values of its own in the model's pages.
+"""Drafter: what guesses tokens on the device, mostly with keys and values of its own in the model's pages.
 
 A step of the runner:
 
@@ -29,7 +29,7 @@ from mlxserve.model.sampler import Draw, sample, seed_of
 from mlxserve.request import GUESS, Chunk
 
 
-class _Part(NamedTuple):
+class DraftPart(NamedTuple):
     """Rows of a chunk's request that the drafter computes; the last one guesses if `chunk.samples`."""
 
     chunk: Chunk
@@ -47,10 +47,17 @@ class Drafter(ABC):
     keeps_guesses = True  # the row of an accepted guess is the one that its token has
 
     def __init__(
-        self, pages: DraftPages, *, vocab_size: int, max_length: int, max_rows: int, seed: int
+        self,
+        pages: DraftPages | None,
+        *,
+        vocab_size: int,
+        max_length: int,
+        max_rows: int,
+        seed: int,
     ) -> None:
-        """vocab_size: the model's, to which the noise of its draws belongs.
+        """pages: of its own; None for a source that keeps none, which has its own `_parts`, `_first`, `_next`.
 
+        vocab_size: the model's, to which the noise of its draws belongs
         max_length: positions that the drafter can compute
         max_rows: missing rows that are computed in one step
         seed: the engine's
@@ -77,16 +84,17 @@ class Drafter(ABC):
         hidden: the input of the model's head; None unless the drafter wants it and the head shows it
         """
 
+    def begin(self, chunks: Sequence[Chunk]) -> None:
+        """Begin a step, before its rows are computed."""
+        if self.pages is not None:
+            self.pages.overwrite(chunks)
+
     def arrays(self) -> Sequence[mx.array]:
         """Return what a step computes besides the pages, for later ones."""
         return ()
 
     def restart(self) -> None:  # noqa: B027 (most keep nothing)
         """Forget what is kept besides the pages, after a step that failed."""
-
-    def begin(self, chunks: Sequence[Chunk]) -> None:
-        """Begin a step, before its rows are computed."""
-        self.pages.overwrite(chunks)
 
     def propose(self, chunks: Sequence[Chunk]) -> mx.array:
         """Return the guesses of these chunks' drafts, in order: (sum of lengths,) int32, not evaluated.
@@ -119,11 +127,12 @@ class Drafter(ABC):
         ]
         return mx.concatenate([*calls, mx.array([GUESS], mx.int32)])[mx.array(where)]
 
-    def _parts(self, chunks: Sequence[Chunk]) -> list[_Part]:
+    def _parts(self, chunks: Sequence[Chunk]) -> list[DraftPart]:
         """Return the rows to compute before guesses: what is missing, and the chunks' first rows.
 
         Single rows come first, as in every batch.
         """
+        assert self.pages is not None, "a source without pages has parts of its own"
         parts, left = [], self._max_rows
         for number, chunk in enumerate(chunks):
             first = self.pages.num_leading(chunk)
@@ -136,13 +145,13 @@ class Drafter(ABC):
             length += is_complete
             if not length:
                 continue
-            parts.append(_Part(_rows(chunk, first, length, samples=is_complete), number))
+            parts.append(DraftPart(_rows(chunk, first, length, samples=is_complete), number))
             guessed = len(chunk.draft) - 1 if is_complete and self.keeps_guesses else 0
             # Those of rejected guesses are overwritten by the next step before they are read.
             self.pages.mark(chunk, first, first + length + guessed)
         return sorted(parts, key=lambda part: part.chunk.length > 1 or not part.chunk.samples)
 
-    def _first(self, parts: list[_Part]) -> tuple[mx.array, mx.array | None]:
+    def _first(self, parts: list[DraftPart]) -> tuple[mx.array, mx.array | None]:
         """Compute known tokens; return (a guess for each part that is complete, what comes after it)."""
         chunks = [part.chunk for part in parts]
         batch = self.batch(chunks)
@@ -183,6 +192,7 @@ class Drafter(ABC):
 
     def batch(self, chunks: Sequence[Chunk]) -> Batch:
         """Return the batch of these rows; a row of an image counts as the first token."""
+        assert self.pages is not None, "a source without pages has batches of its own"
         batch = Batch.from_chunks(chunks, self.pages.page_size)
         return replace(batch, tokens=np.maximum(batch.tokens, 0), pictures=None)
 

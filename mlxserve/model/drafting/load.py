@@ -1,6 +1,7 @@
 """Loads what drafts for a model: the model or head that `draft_model` names, or the head in the model's own checkpoint.
 
 draft_model   a folder of a head for this model     MtpHead
+              one of Gemma 4's assistants           Assistant
               any other model                       DraftModel
 none          the model's files have a head         MtpHead
 """
@@ -11,33 +12,63 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from mlxserve.cache.kv import Backends
+from mlxserve.cache.kv import Backends, KVPool
+from mlxserve.cache.window_kv import WindowKV
 from mlxserve.core.config import EngineConfig
 from mlxserve.core.errors import InvalidConfig
+from mlxserve.hub.assistants import is_assistant
 from mlxserve.hub.files import ModelFiles
 from mlxserve.model.attention import choose_attention
 from mlxserve.model.caches import MODEL_ERRORS
 from mlxserve.model.drafting.draft_model import DraftModel
+from mlxserve.model.drafting.draft_pages import DraftPages
+from mlxserve.model.drafting.drafting import Drafting
 from mlxserve.model.drafting.head import MtpHead
 from mlxserve.model.drafting.head_model import show_hidden
 from mlxserve.model.drafting.head_probe import MIN_SHARE, NUM_GUESSES, share_accepted
 from mlxserve.model.drafting.head_weights import HeadFiles, HeadRefused, find_head, load_head
+from mlxserve.model.drafting.load_assistant import load_assistant
 from mlxserve.model.load import LoadedModel, load, prepare
+from mlxserve.model.load_check import try_first
+from mlxserve.model.step_peak import measure_step
 
 log = logging.getLogger("mlxserve.model.drafting")
 
 
 @dataclass(frozen=True, slots=True)
-class Drafting:
-    """What drafts for a model, loaded: `source(loaded, pages, ...)` makes the drafter of it.
-
-    files: that it comes from
-    """
+class PagedDrafting:
+    """A draft model or a head with the attention chosen for it: `source(loaded, pages, ...)` makes the drafter."""
 
     source: type[DraftModel] | type[MtpHead]
     loaded: LoadedModel
     backends: Backends
     files: ModelFiles
+
+    def step_size(self, config: EngineConfig, *, is_metal: bool, memory_limit: int) -> int:
+        """Measure a step, as it computes the prompts of each, too."""
+        step = measure_step(
+            config, self.loaded, self.backends, is_metal=is_metal, memory_limit=memory_limit
+        )
+        return step.planned
+
+    def drafter(
+        self,
+        config: EngineConfig,
+        target: LoadedModel,
+        kv: KVPool,
+        windows: WindowKV | None,  # noqa: ARG002 (all of its layers keep all positions)
+        first_pages: int | None,
+    ) -> DraftModel | MtpHead:
+        """Make a drafter with as many pages as the model has."""
+        layers = self.loaded.layers
+        own = KVPool(layers, kv.num_pages, config.page_size, self.backends, first_pages)
+        return self.source(
+            self.loaded,
+            DraftPages(own),
+            vocab_size=target.vocab_size,
+            max_rows=config.scheduler.step_budget,
+            seed=config.seed,
+        )
 
 
 def load_drafting(
@@ -55,8 +86,13 @@ def load_drafting(
     memory_limit: bytes for both
     Raises InvalidConfig for what does not draft, HeadRefused for a head, and what `load_probed` raises.
     """
+    if is_assistant(files.config):
+        return load_assistant(files, target, is_metal=is_metal, memory_limit=memory_limit)
+    head = find_head(files, target.config)
+    if head is None:
+        try_first(config, files, memory_limit)
     memory_limit -= target.weight_size
-    if (head := find_head(files, target.config)) is not None:
+    if head is not None:
         return _load_head(config, head, target, text, is_metal=is_metal, memory_limit=memory_limit)
     loaded = load(files, is_metal=is_metal, memory_limit=memory_limit)
     if loaded.has_states:
@@ -130,4 +166,4 @@ def _chosen(
         loaded.weight_size / (1 << 30),
         sum(spec.bytes_per_token() for spec in loaded.layers) / (1 << 10),
     )
-    return Drafting(source, loaded, choice.backends, files)
+    return PagedDrafting(source, loaded, choice.backends, files)

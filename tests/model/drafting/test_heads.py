@@ -17,7 +17,7 @@ from mlxserve.model.attention import choose_attention
 from mlxserve.model.drafting.head import MtpHead
 from mlxserve.model.drafting.head_model import HeadModel, show_hidden
 from mlxserve.model.drafting.head_weights import HeadRefused, find_head, load_head
-from mlxserve.model.drafting.load import Drafting
+from mlxserve.model.drafting.load import PagedDrafting
 from mlxserve.model.load import prepare
 from tests import heads
 from tests.drafting import spoiled_pages
@@ -237,7 +237,7 @@ def test_each_guess_is_made_of_the_hidden_state_before_its_token(
     assert files is not None
     head, _ = load_head(files, target, is_metal=False, memory_limit=MEMORY)
     choice = choose_attention("auto", prepare(head, target.config, "ring"))
-    drafting = Drafting(MtpHead, choice.loaded, choice.backends, files.files)
+    drafting = PagedDrafting(MtpHead, choice.loaded, choice.backends, files.files)
     drafted = Drafted(target, drafting, 4)
     start = ring[:30] if from_the_start else ring[3:8]
     [answer, other] = drafted.run(start, ring[50:53], max_tokens=30)
