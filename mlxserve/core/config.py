@@ -309,9 +309,9 @@ class EngineConfig(Options):
     draft_model: Annotated[
         str | None,
         Option(
-            "A small model with the same vocabulary, or a head made for the model, that guesses the next tokens, for "
-            "the model to verify several in one step: a folder, a GGUF file, a repository or a name, as for model. The "
-            "answers are the same; speculative-tokens is the longest draft.",
+            "A small model with the same vocabulary, a head made for the model, or the model's own assistant (Gemma 4), "
+            "that guesses the next tokens, for the model to verify several in one step: a folder, a GGUF file, a "
+            "repository or a name, as for model. The answers are the same; speculative-tokens is the longest draft.",
             "Model",
             "folder or repository",
             default="none",
