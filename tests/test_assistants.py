@@ -85,6 +85,7 @@ def test_no_token_differs(kind: str, target: Path, tmp_path: Path) -> None:
         assert from_disk > 0
 
 
+@pytest.mark.slow
 def test_tokens_are_those_without_an_assistant(plain: LLM, target: Path, assistant: Path) -> None:
     params = [replace(one, max_tokens=8) for one in SAMPLING[:2]]
     expected = tokens(plain, PROMPTS[1:3], params)
