@@ -196,11 +196,18 @@ def random_parts(size: int, seed: int) -> Parts:
     return Parts(norms[0], norms[1], projection, norms[2])
 
 
-def head_of(kind: str, weights: Mapping[str, mx.array], parts: Parts | None = None) -> Weights:
+def head_of(
+    kind: str,
+    weights: Mapping[str, mx.array],
+    parts: Parts | None = None,
+    *,
+    is_published: bool = True,
+) -> Weights:
     """Return a head by the names and in the layout of its publisher.
 
     weights: of a model whose layers but the first one are the head's
     parts: by default those of a right head
+    is_published: in its publisher's layout, not in that of mlx-lm
     """
     parts = parts or right_parts(kind, weights)
     inner = _INNER.get(kind, "model")
@@ -214,12 +221,13 @@ def head_of(kind: str, weights: Mapping[str, mx.array], parts: Parts | None = No
     for name, array in layer.items():
         number, _, rest = name.partition(".")
         found[f"{prefix}{in_layer.format(int(number) - 1)}{rest}"] = array
-    found = _as_published(kind, found)
+    if is_published:
+        found = _as_published(kind, found)
     first, last = ("layers.0.", "layers.1.") if kind == "nemotron_h" else ("", "")
     for name, array in zip(names, parts, strict=True):
         where = last if name == "final_layernorm" else first
         found[f"{prefix}{where}{name}.weight"] = array
-    if kind in MINUS_ONE:
+    if kind in MINUS_ONE and is_published:
         norms = {name for name in found if name.endswith("norm.weight")}
         norms |= {name for name in found if "pre_fc_norm" in name}
         found |= {name: found[name] - 1 for name in norms}

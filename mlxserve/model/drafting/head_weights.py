@@ -7,6 +7,7 @@ head's layer is given to it under the name of a model's first layer.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,8 @@ from mlxserve.model.load import READ_ERRORS, LoadedModel, in_float32, refuse_too
 
 # Of heads in half precision: 10.4 -> 2.7 ms a call, and as many guesses right (mlxcel #1203).
 _GROUP_SIZE, _BITS = 64, 4
+# Weights of experts, as published or as mlx-lm and mlx-vlm write them.
+_EXPERTS = re.compile(r"\b(experts|switch_mlp|moe)\.")
 Weights = dict[str, mx.array]
 
 
@@ -88,7 +91,7 @@ def load_head(
         weights, is_published = _read(head)
         if is_minus_one is None:
             is_minus_one = head.family.is_minus_one and is_published
-        has_experts = any("experts." in name for name in weights)
+        has_experts = any(_EXPERTS.search(name) for name in weights)
         model = HeadModel(one_layer(target.config, head, has_experts), head.family, target)
         weights = _placed(model, head.family, weights, is_minus_one=is_minus_one)
         _quantise_as_stored(model, weights, head.files.config)
