@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from mlxserve.cache.kinds.state_slots import StateSlots
 from mlxserve.cache.kinds.window_pages import WindowPages
@@ -96,6 +97,29 @@ class EnginePart:
         return None if self.drafter is None else self.drafter.pages
 
 
+class _Limits(NamedTuple):
+    """Bytes that one rank may use.
+
+    memory    for weights, a step and the cache
+    most      for a requested number of pages, at the start or in a resize: all memory, without a reserve
+    unkept    of a step's memory that MLX gives back
+    """
+
+    memory: int
+    most: int
+    unkept: int
+    is_metal: bool
+
+
+class _Read(NamedTuple):
+    """What was read from files: the model, by its backends, and what drafts for it."""
+
+    loaded: LoadedModel
+    backends: Backends
+    difference: float
+    drafting: Drafting | None
+
+
 def build_part(
     config: EngineConfig,
     files: ModelFiles,
@@ -103,97 +127,137 @@ def build_part(
     memory_limit: int | None = None,
 ) -> EnginePart:
     """`memory_limit`: as in `build_text_model`."""
-    memory = machine.memory()
-    num_here = 1 if group is None else group.num_on_this_machine
     are_pages_chosen = config.num_pages is not None
-    limit = memory.limit(config.gpu_memory_utilization)
-    own_limit = limit.nbytes // num_here
-    memory_limit = own_limit if memory_limit is None else min(memory_limit, own_limit)
-    is_metal = machine.is_metal()
-    config = default_step_budget(config, is_metal=is_metal)
-    if group is None:
-        try_first(config, files, memory_limit)
-    loaded, backends, difference = load_probed(
-        files,
-        is_metal=is_metal,
-        memory_limit=memory_limit,
-        kv_cache_dtype=config.kv_cache_dtype,
-        attention_backend=config.attention_backend,
-        group=group,
-        adapters=find_adapters(config.adapters),
-    )
-    drafting: Drafting | None = None
-    if group is None and not is_drafting_off(config):
-        drafting, reason = _drafting(config, files, loaded, is_metal, memory_limit)
-        loaded = replace(loaded, no_drafts_reason=reason)
+    limits = _limits_of(config, group, memory_limit)
+    config = default_step_budget(config, is_metal=limits.is_metal)
+    loaded, backends, difference, drafting = _read(config, files, group, limits)
     if drafting is not None:
-        loaded = replace(loaded, drafter=drafting.loaded)
         config = config.with_drafter()
-    # A requested number of pages, at the start or in a resize, is bounded by all memory, without a
-    # reserve.
-    most = (memory.working_set if is_metal else memory.total) // num_here
     own = window_group(config, loaded)
     step = None
-    if is_metal or config.num_pages is None:
-        step = measure_step(
-            config,
-            loaded,
-            backends,
-            is_metal=is_metal,
-            memory_limit=most,
-            group=own,
-            unkept=limit.unkept // num_here,
-        )
-        if drafting is not None:
-            own_size = drafting.step_size(config, is_metal=is_metal, memory_limit=most)
-            step = replace(step, planned=step.planned + own_size)
+    if limits.is_metal or not are_pages_chosen:
+        step = _measured(config, loaded, backends, drafting, limits, own)
     has_shared_states = shares_states(config, loaded)
-    config = with_sizes(config, loaded, step, memory_limit, device_memory=most, group=own)
+    config = with_sizes(config, loaded, step, limits.memory, device_memory=limits.most, group=own)
     assert config.num_pages is not None
-    shared = pool_memory(config, loaded, step, memory_limit, own, has_shared_states)
-    planned_step = 0 if step is None else step.planned
-    step = step if is_metal else None
-    share = _share_memory(config, loaded, step)
-    first = None if are_pages_chosen else first_pages(config, config.num_pages, is_metal=is_metal)
-    windows = None
-    if own is not None and config.num_window_pages:
-        numbers = config.num_pages, config.num_window_pages
-        backed = first_pages(config, config.num_window_pages, is_metal=is_metal)
-        if shared is not None:
-            backed = min(backed, own.window.num_held)
-        kv, windows = pools_of(loaded.layers, backends, config.page_size, numbers, (first, backed))
-    else:
-        kv = KVPool(loaded.layers, config.num_pages, config.page_size, backends, first)
-    drafter = None
+    shared = pool_memory(config, loaded, step, limits.memory, own, has_shared_states)
+    measured = step if limits.is_metal else None
+    share = _share_memory(config, loaded, measured)
+    first = None
+    if not are_pages_chosen:
+        first = first_pages(config, config.num_pages, is_metal=limits.is_metal)
+    kv, windows = _pools(config, loaded, backends, limits, own, shared, first)
+    drafter, draft_files = None, None
     if drafting is not None:
         drafter = drafting.drafter(config, loaded, kv, windows, first)
+        draft_files = drafting.files
     page_bytes = kv.nbytes_of(1) + config.page_size * loaded.draft_bytes_per_token
-    planned = PlannedMemory(
-        weights=loaded.weight_size,
-        step=planned_step,
-        pool=_bytes_beside(config, loaded, windows, shared, config.num_pages * page_bytes),
-        page=page_bytes,
-    )
     part = EnginePart(
         config,
         loaded,
         kv,
         difference,
-        step,
+        measured,
         first,
-        most,
-        planned,
+        limits.most,
+        PlannedMemory(
+            weights=loaded.weight_size,
+            step=0 if step is None else step.planned,
+            pool=_bytes_beside(config, loaded, windows, shared, config.num_pages * page_bytes),
+            page=page_bytes,
+        ),
         windows,
         own if windows else None,
         shared,
         drafter,
-        None if drafting is None else drafting.files,
+        draft_files,
     )
     if share is not None:
         share.follow(*part.pools, *(() if part.draft_pages is None else (part.draft_pages.kv,)))
     if group is not None:
         group.all_min(0)  # all are ready
     return part
+
+
+def _limits_of(config: EngineConfig, group: RankGroup | None, memory_limit: int | None) -> _Limits:
+    memory = machine.memory()
+    is_metal = machine.is_metal()
+    num_here = 1 if group is None else group.num_on_this_machine
+    limit = memory.limit(config.gpu_memory_utilization)
+    own_limit = limit.nbytes // num_here
+    return _Limits(
+        own_limit if memory_limit is None else min(memory_limit, own_limit),
+        (memory.working_set if is_metal else memory.total) // num_here,
+        limit.unkept // num_here,
+        is_metal,
+    )
+
+
+def _read(
+    config: EngineConfig, files: ModelFiles, group: RankGroup | None, limits: _Limits
+) -> _Read:
+    """Load the model, and what drafts for it unless several ranks divide the model."""
+    if group is None:
+        try_first(config, files, limits.memory)
+    loaded, backends, difference = load_probed(
+        files,
+        is_metal=limits.is_metal,
+        memory_limit=limits.memory,
+        kv_cache_dtype=config.kv_cache_dtype,
+        attention_backend=config.attention_backend,
+        group=group,
+        adapters=find_adapters(config.adapters),
+    )
+    drafting, reason = None, ""
+    if group is None and not is_drafting_off(config):
+        drafting, reason = _drafting(config, files, loaded, limits.is_metal, limits.memory)
+    drafter = None if drafting is None else drafting.loaded
+    loaded = replace(loaded, drafter=drafter, no_drafts_reason=reason)
+    return _Read(loaded, backends, difference, drafting)
+
+
+def _measured(
+    config: EngineConfig,
+    loaded: LoadedModel,
+    backends: Backends,
+    drafting: Drafting | None,
+    limits: _Limits,
+    own: WindowGroup | None,
+) -> StepPeak:
+    """Measure a step of the model, with that of its drafter."""
+    step = measure_step(
+        config,
+        loaded,
+        backends,
+        is_metal=limits.is_metal,
+        memory_limit=limits.most,
+        group=own,
+        unkept=limits.unkept,
+    )
+    if drafting is None:
+        return step
+    own_size = drafting.step_size(config, is_metal=limits.is_metal, memory_limit=limits.most)
+    return replace(step, planned=step.planned + own_size)
+
+
+def _pools(
+    config: EngineConfig,
+    loaded: LoadedModel,
+    backends: Backends,
+    limits: _Limits,
+    own: WindowGroup | None,
+    shared: PoolMemory | None,
+    first: int | None,
+) -> tuple[KVPool, WindowKV | None]:
+    """Make the pool of all positions, and that of layers with a window if they have their own."""
+    assert config.num_pages is not None
+    if own is None or not config.num_window_pages:
+        return KVPool(loaded.layers, config.num_pages, config.page_size, backends, first), None
+    numbers = config.num_pages, config.num_window_pages
+    backed = first_pages(config, config.num_window_pages, is_metal=limits.is_metal)
+    if shared is not None:
+        backed = min(backed, own.window.num_held)
+    return pools_of(loaded.layers, backends, config.page_size, numbers, (first, backed))
 
 
 def _drafting(

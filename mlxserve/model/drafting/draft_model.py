@@ -20,6 +20,8 @@ from mlxserve.request import Chunk
 class DraftModel(Drafter):
     """A model of its own, called for the prompts' chunks and for each token of a draft."""
 
+    pages: DraftPages  # of its own
+
     def __init__(
         self,
         loaded: LoadedModel,
@@ -51,7 +53,6 @@ class DraftModel(Drafter):
 
     def follow(self, chunks: Sequence[Chunk], tokens: mx.array, hidden: mx.array | None) -> None:
         """Compute the prompts' chunks as well, and rows before them that are missing."""
-        assert self.pages is not None
         left, parts = self._max_rows, []
         for chunk in chunks:
             if chunk.start >= chunk.request.prefill_end or chunk.end > self._max_length:

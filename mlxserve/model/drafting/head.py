@@ -46,6 +46,7 @@ class MtpHead(Drafter):
 
     wants_hidden = True
     keeps_guesses = False
+    pages: DraftPages  # of its own
 
     def __init__(
         self,
