@@ -30,7 +30,7 @@ from mlxserve.hub.embedded import model_path
 from mlxserve.hub.files import check_folder
 from mlxserve.model.attention import choose_attention
 from mlxserve.model.drafting.draft_pages import DraftPages
-from mlxserve.model.drafting.load import Drafting, load_drafting
+from mlxserve.model.drafting.load import PagedDrafting, load_drafting
 from mlxserve.model.load import LoadedModel, load
 from mlxserve.model.runner import ModelRunner
 from mlxserve.request import LiveRequest, Request
@@ -313,7 +313,7 @@ def loaded(folder: Path) -> LoadedModel:
     return load(check_folder(folder, folder.name), is_metal=False, memory_limit=MEMORY)
 
 
-def drafting_of(folder: Path, target: LoadedModel, *, is_metal: bool = False) -> Drafting:
+def drafting_of(folder: Path, target: LoadedModel, *, is_metal: bool = False) -> PagedDrafting:
     """Load the head in a folder for a model."""
     return load_drafting(
         EngineConfig(),
@@ -328,7 +328,7 @@ def drafting_of(folder: Path, target: LoadedModel, *, is_metal: bool = False) ->
 class Drafted:
     """An engine over a model in memory, with a head."""
 
-    def __init__(self, target: LoadedModel, drafting: Drafting, max_tokens: int) -> None:
+    def __init__(self, target: LoadedModel, drafting: PagedDrafting, max_tokens: int) -> None:
         """max_tokens: of a draft; with 0 the head only follows"""
         choice = choose_attention("auto", target)
         kv = KVPool(target.layers, NUM_PAGES, PAGE, choice.backends)
