@@ -80,13 +80,11 @@ for (int key = (first_key & ~(KEYS - 1)) + KEYS * turn; key < end_key; key += KE
   const long tile = ((page * kv_heads + kv_head) << page_shift) + (key & page_mask);
   Loaded keys[KEYS][LOADS], values[KEYS][LOADS];
   float key_scale[KEYS], value_scale[KEYS];
-  bool is_read[KEYS];
   #pragma clang loop unroll(full)
   for (int k = 0; k < KEYS; k++) {
-    is_read[k] = key + k < end_key;
     key_scale[k] = 0.0f;
     value_scale[k] = 0.0f;
-    if (IS_QUANTISED && is_read[k]) {
+    if (IS_QUANTISED) {
       key_scale[k] = row_scale<D>(k_pool, tile + k);
       value_scale[k] = row_scale<D>(v_pool, tile + k);
     }
@@ -95,8 +93,8 @@ for (int key = (first_key & ~(KEYS - 1)) + KEYS * turn; key < end_key; key += KE
       const int at = (c * 32 + lane) * WIDTH;
       keys[k][c] = Loaded(Stored(0));
       values[k][c] = Loaded(Stored(0));
-      // Rows past the end hold anything, NaN included, and 0 * NaN is NaN: they are not read.
-      if (is_read[k] && at < D) {
+      // Those past a row's end are not used for it: they hold anything, NaN included, and 0 * NaN is NaN.
+      if (at < D) {
         keys[k][c] = *(const device Loaded*)(k_pool + (tile + k) * ROW + at);
         values[k][c] = *(const device Loaded*)(v_pool + (tile + k) * ROW + at);
       }

@@ -184,11 +184,10 @@ GUARDS: dict[str, list[Guard]] = {
         Guard("own < 0 ? last : own", "own"),
         Guard("own < 0 ? 0 : partitions[4 * listed + 2]", "partitions[4 * listed + 2]"),
         Guard("if (at < D) query", "query"),
-        Guard("if (IS_QUANTISED && is_read[k]) {", "if (IS_QUANTISED) {"),
+        Guard("if (IS_QUANTISED) {", "if (false) {"),
         Guard("(k_pool, tile + k)", "(k_pool, tile + (k ^ 1))"),
         Guard("(v_pool, tile + k)", "(v_pool, tile + (k ^ 1))"),
-        Guard("if (is_read[k] && ", "if ("),
-        Guard("&& at < D) {", ") {"),
+        Guard("if (at < D) {", "{"),
         Guard("if (key >= end[h]) continue;", ""),
         Guard("if (IS_QUANTISED) product *= key_scale[k];", ""),
         Guard("product = capped(product, cap);", ""),
@@ -340,6 +339,7 @@ SURVIVORS = {
     "quantise_kv: if (is_kept) value -> if (highest >= SMALLEST) value": _NO_CHAR,
     "rotate_and_write: is_kept ? char -> highest >= SMALLEST ? char": _NO_CHAR,
     "paged_decode: FITTING < HEADS ? FITTING : HEADS -> FITTING": _MORE_MEMORY,
+    "draft_decode: if (key >= end[h]) continue; ->": "skips keys that weigh nothing",
     "draft_decode: FITTING < HEADS ? FITTING : HEADS -> FITTING": _MORE_MEMORY,
     "draft_decode: unit[ROWS - 1] < 0 ? 0 : partitions[4 * last + 2] -> partitions[4 * last + 2]": (
         "a unit that pads the list reads keys that no row sees"
