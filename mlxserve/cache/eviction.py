@@ -173,6 +173,10 @@ class EvictionOrder:
                 expired.append(page)
         self.stop_keeping(expired)
 
+    def kept_for_ever(self) -> list[int]:
+        """Return the pages that no time ends the protection of."""
+        return [page for page, until in self._kept_until.items() if until == inf]
+
     def stop_keeping(self, pages: Iterable[int]) -> None:
         """End the protection of these pages, and file those that are free, in this order."""
         for page in pages:

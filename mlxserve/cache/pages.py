@@ -122,9 +122,9 @@ class PagePool:
             states[page] = pinned
         return bytes(states)
 
-    def pinned(self) -> list[int]:
-        """Return the pinned pages, in the order of pinning."""
-        return list(self._pin_counts)
+    def pinned(self) -> dict[int, int]:
+        """Map each pinned page to the number of its pins, in the order of pinning."""
+        return dict(self._pin_counts)
 
     def ref_count(self, page: int) -> int:
         return self._ref_counts[page]

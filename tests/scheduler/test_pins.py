@@ -54,6 +54,22 @@ def test_prefixes_that_share_a_beginning_pin_it_once(make_engine: Callable) -> N
     engine.drain()
 
 
+def test_the_audit_counts_the_pins_of_a_page_that_prefixes_share(make_engine: Callable) -> None:
+    engine = make_engine(num_pages=12, max_pinned_fraction=0.5)
+    first = engine.add(PREFIX, 1, pins=True)
+    engine.drain()
+    engine.add([*PREFIX, *range(8)], 1, pins=True)
+    engine.drain()
+    scheduler = engine.scheduler
+    # The claim has ended, and the pool has not been told.
+    pages = scheduler.page_tables.pins.drop(first.id)
+    scheduler.roster.prefixes.pop(first.id)
+    with pytest.raises(AssertionError, match="a page is pinned for no prefix"):
+        scheduler.check()
+    scheduler.pool.unpin(pages)
+    scheduler.check()
+
+
 def test_prefixes_computed_side_by_side_share_the_quota(make_engine: Callable) -> None:
     engine = make_engine(num_pages=12, max_pinned_fraction=0.5)
     first = engine.add(PREFIX, 1, pins=True)

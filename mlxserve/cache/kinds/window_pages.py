@@ -289,6 +289,9 @@ class WindowPages(EndKind):
         assert self._expected.keys() <= set(holders), "something is expected of no request"
         kept = Counter(hash_ for hashes in self._kept.values() for hash_ in hashes)
         assert self._num_keepers == kept, "a page of a named prefix's window is miscounted"
+        for_ever = map(self.pool.index.hash_of, self.pool.order.kept_for_ever())
+        assert kept.keys() >= set(for_ever), "a page of a window is kept for no prefix"
+        assert not self.pool.num_pinned, "a page of a window is pinned"
         self.ends.check(holders)
         for request in holders:
             name, table, first = request.id, request.window_table, request.window_first
