@@ -31,7 +31,10 @@ REVIEWED: dict[str, set[str]] = {
     "metal_kernels/pool_rows.py": {"np.flatnonzero(np.diff(slots) != 1) + 1"},
     "metal_kernels/metal.py": {"pool"},  # just evaluated, and only its layout is looked at
     "metal_kernels/numpy_attention.py": {"rows[..., -4:]"},
-    "metal_kernels/draft_units.py": {"cut.starts", "np.flatnonzero(follows) + 1"},
+    "metal_kernels/draft_units.py": {
+        *("cut.starts", "np.flatnonzero(follows) + 1"),
+        *("-(-lengths // size)", "follows"),
+    },
     "metal_kernels/plans.py": {
         "numbers",  # of Python or numpy, on their way to the device
         *("sequences", "tables.query_starts", "tables.context_lens"),

@@ -103,6 +103,13 @@ def test_each_partition_is_in_one_unit_with_others_of_the_same_pages(
             assert np.array_equal(first[pages], second[pages])
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_rows_without_a_window_have_the_units_of_a_window_beyond_all_keys(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    rows = tables(*[(int(rng.integers(1, 300)), int(rng.integers(1, 7))) for _ in range(6)])
+    assert units(rows) == units(rows, 10**6)
+
+
 def keys_read(rows: SequenceTables, most: int) -> int:
     """Keys that threadgroups of one kv head read."""
     size = partition_size(8)

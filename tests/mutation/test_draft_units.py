@@ -34,10 +34,18 @@ BUGS = {
     ),
     "a unit has more rows than registers": Bug(
         draft_units,
+        "_without_window",
+        "if joins and len(runs[-1]) < most:",
+        "if joins:",
+        test_draft_units.test_sequences_are_not_joined_and_long_drafts_are_divided,
+    ),
+    "a unit of a window has more rows than registers": Bug(
+        draft_units,
         "draft_units",
         "joins &= place[other] + 1 < most",
         "joins &= most > 1",
-        test_draft_units.test_sequences_are_not_joined_and_long_drafts_are_divided,
+        test_draft_units.test_each_partition_is_in_one_unit_with_others_of_the_same_pages,
+        {"seed": 0, "window": 70},
     ),
     "a row is joined with another partition": Bug(
         draft_units,
