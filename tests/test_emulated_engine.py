@@ -19,9 +19,11 @@ import pytest
 
 from metal_kernels.kernels import (
     ALL,
+    DRAFT_DECODE,
     GATHER_PAGES,
     GROUPED_DECODE,
     PAGED_LATENT,
+    QMV_ROWS,
     QUANTISE_KV,
     ROTATE_AND_WRITE,
     WRITE_KV_PAGES,
@@ -48,7 +50,8 @@ QUESTIONS = [
 ]
 OPTIONS = {"page_size": 16, "disable_log_stats": True}
 # Of the included model's float32 heads none are copied; it has no latents, small groups, and its dtype is stored.
-UNUSED = {GATHER_PAGES, GROUPED_DECODE, PAGED_LATENT, QUANTISE_KV}
+# Nothing is drafted, and no weights are quantised.
+UNUSED = {DRAFT_DECODE, GATHER_PAGES, GROUPED_DECODE, PAGED_LATENT, QMV_ROWS, QUANTISE_KV}
 
 Tokens = list[tuple[int, ...]]
 

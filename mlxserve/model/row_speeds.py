@@ -20,6 +20,7 @@ log = logging.getLogger("mlxserve.build")
 # One, what follows one; the last that mlx's kernel for few rows takes in one pass of the weights,
 # and in two; the first that its matrix kernel takes; two of the latter's tile.
 ROWS = (1, 2, 3, 5, 8, 13, 16, 32)
+_DRAFT = 3  # tokens of a draft that is computed first
 _REPEATS = 3  # steps of a size, after the first one; the fastest counts
 # A large model takes longer than the first of these for all sizes: from then on a size has one step after
 # the first, and from the second on no larger size is measured.
@@ -35,7 +36,7 @@ def measure_rows(
     much, apart from the pages, which on Metal some of them read together.
     """
     began = time.perf_counter()
-    kv = KVPool(loaded.layers, max(rows), page_size, backends)
+    kv = KVPool(loaded.layers, max(*rows, 1 + _DRAFT), page_size, backends)
     runner = ModelRunner(loaded, kv)
     params = SamplingParams(temperature=0)
     chunks = [
@@ -48,6 +49,7 @@ def measure_rows(
         )
         for row in range(max(rows))
     ]
+    _compute_a_draft(runner, chunks[0], page_size)
     measured = []
     for num_rows in rows:
         is_late = time.perf_counter() - began > HURRY_SECONDS
@@ -60,6 +62,15 @@ def measure_rows(
     table = dict(zip(rows, accumulate(measured, max), strict=False))
     log.info("Steps of %s", describe(table))
     return table
+
+
+def _compute_a_draft(runner: ModelRunner, chunk: Chunk, page_size: int) -> None:
+    """Compute a step with a draft, so that no answer waits for the kernels that only drafts need to be compiled."""
+    draft = (0,) * _DRAFT
+    table = as_page_table(range(-(-(1 + _DRAFT) // page_size)))
+    pending = runner.launch([chunk._replace(length=1 + _DRAFT, page_table=table, draft=draft)])
+    runner.start(pending)
+    runner.collect(pending)
 
 
 def describe(table: dict[int, float]) -> str:

@@ -41,6 +41,7 @@ class Recorder:
     """A runner whose every token is 7, and a clock that its steps move."""
 
     vision = None
+    no_drafts_reason = ""
 
     def __init__(self) -> None:
         self.calls: list[str] = []

@@ -17,6 +17,7 @@ from metal_kernels.kernels import (
     ALL,
     GROUPED_DECODE,
     PAGED_LATENT,
+    QMV_ROWS,
     QUANTISE_KV,
     ROTATE_AND_WRITE,
     WRITE_KV_TOKENS,
@@ -31,6 +32,7 @@ from mlxserve.model import step_graphs
 from mlxserve.model.fused_layers import FusedLayers
 from mlxserve.model.load import LoadedModel, prepare
 from mlxserve.model.probe import probe
+from mlxserve.model.row_speeds import measure_rows
 from mlxserve.model.step_peak import (
     StepPeak,
     copied_positions,
@@ -162,9 +164,12 @@ def test_probe_and_measured_step_have_the_device_compile_every_kernel(
         page_size=16, max_num_batched_tokens=257, max_num_seqs=2, max_model_len=300
     )
     measure_step(config, loaded, backend, is_metal=True, memory_limit=1 << 34)
+    measure_rows(loaded, [backend], 16, rows=(1,))  # where something is drafted
     # Pages from the disk cache are whole ones, whose rows are quantised already. Its groups are small. Fused
     # layers write the rows that they rotate.
-    unused = {GROUPED_DECODE, PAGED_LATENT, WRITE_KV_TOKENS if is_quantised else QUANTISE_KV}
+    # No weights are quantised.
+    unused = {GROUPED_DECODE, PAGED_LATENT, QMV_ROWS}
+    unused |= {WRITE_KV_TOKENS if is_quantised else QUANTISE_KV}
     unused |= {WRITE_KV_TOKENS, QUANTISE_KV} if is_fused else {ROTATE_AND_WRITE}
     assert used == {spec.name for spec in ALL if spec not in unused}
 
