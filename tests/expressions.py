@@ -24,6 +24,7 @@ from unittest.mock import patch
 
 from pydantic import Field, TypeAdapter, ValidationError
 
+from mlxserve.hub.head_families import FAMILIES
 from mlxserve.text.parsing.elements import ElementSyntax
 from mlxserve.text.parsing.formats import FORMATS, NAME, Syntax
 from mlxserve.text.parsing.syntax import CallNumbers, Section
@@ -58,6 +59,9 @@ def _families() -> Iterator[Mapping[str, Any]]:
 # module: what variables of its functions may be
 LOCALS: Mapping[str, Callable[[], Iterable[Mapping[str, Any]]]] = {
     "mlxserve.doctor.report_file": lambda: [{"user": "aa"}, {"folder": "/a/a"}],
+    "mlxserve.hub.head_families": lambda: [
+        {"self": family, "layers": 61} for family in FAMILIES.values()
+    ],
     "mlxserve.text.guidance.families": _families,
     "mlxserve.text.learnt_formats": lambda: [
         {

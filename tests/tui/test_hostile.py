@@ -211,8 +211,8 @@ def sequences(written: Path) -> set[str]:
     text = written.read_bytes().decode("utf-8", "replace")
     unplaced = POSITIONED.sub("", text)
     # Not the last one, which may be written only in part by now.
-    found = [one for one in re.finditer("\x1b.[^\x1b]{0,8}", unplaced) if one.end() < len(unplaced)]
-    return {one.group() for one in found} | set(CONTROL.findall(text))
+    *found, _ = re.findall("\x1b.[^\x1b]{0,8}", unplaced)
+    return {*found, *CONTROL.findall(text)}
 
 
 @pytest.mark.long

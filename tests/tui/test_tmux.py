@@ -122,8 +122,8 @@ def test_a_day_in_the_terminal(pane: Pane, home: Home, tmp_path: Path) -> None:
     pane.press("Escape")
     pane.until_shown("Enter sends")
     pane.ask(f"/export {tmp_path}/chat.md")
-    pane.until(lambda _: (tmp_path / "chat.md").exists())
-    assert "plum-42" in (tmp_path / "chat.md").read_text(encoding="utf-8")
+    chat = tmp_path / "chat.md"
+    pane.until(lambda _: chat.exists() and "plum-42" in chat.read_text(encoding="utf-8"))
     server = pane.server
     pane.press("C-q")
     assert pane.until_ended() == "0"

@@ -85,7 +85,7 @@ def test_escape_stops_and_the_text_so_far_is_kept(
         chat.script = None
         seen.page.press("#text", "Enter")
         seen.wait_for_answers(2)
-        assert seen.texts == ["one", "Begun", "queued", "Hello"]
+        assert [text.strip() for text in seen.texts] == ["one", "Begun", "queued", "Hello"]
         assert sent(chat)[1] == [("user", "one"), ("assistant", "Begun "), ("user", "queued")]
 
 
