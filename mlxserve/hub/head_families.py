@@ -167,7 +167,7 @@ def _of_step(text: Config, has_experts: bool) -> dict[str, Any]:
     return {**own, "moe_layers_enum": "0" if has_experts else ""}
 
 
-_QWEN = r"(?:.*\.)?mtp\."
+_QWEN = r"\A(?:.*\.)?mtp\."
 _LIKE_DEEPSEEK = HeadFamily(r"model\.layers\.{n}\.", _of_deepseek, carries_normed=False)
 _LIKE_QWEN3_5 = HeadFamily(_QWEN, _of_qwen3_5, "language_model.model", is_minus_one=True)
 
