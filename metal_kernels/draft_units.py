@@ -100,7 +100,7 @@ def draft_units(tables: SequenceTables, window: int | None, size: int, most: int
 def _without_window(
     lengths: IntArray, follows: npt.NDArray[np.bool_], size: int, most: int
 ) -> IntArray:
-    """As `draft_units`, where rows have all partitions of the row before: in a third of the time."""
+    """Return what `draft_units` does where rows have all partitions of the row before, in a third of the time."""
     counts = (-(-lengths // size)).tolist()
     runs = [[0]]
     for row, joins in enumerate(follows.tolist(), 1):
@@ -121,7 +121,7 @@ def _without_window(
 
 
 def _follows(tables: SequenceTables) -> npt.NDArray[np.bool_]:
-    """For each row but the first: whether it is the position after the row before, on its pages."""
+    """Return, for each row but the first, whether it is the position after the row before, on its pages."""
     lengths, pages = tables.context_lens, tables.page_tables
     follows: npt.NDArray[np.bool_] = lengths[1:] == lengths[:-1] + 1
     if follows.any():

@@ -48,7 +48,7 @@ class Quantised:
 
     @cached_property
     def kind(self) -> tuple[object, ...]:
-        """What a product's kernel depends on."""
+        """Return what a product's kernel depends on."""
         return (self.weights.shape, self.scales.dtype, self.group_size, self.bits)
 
     def astype(self, dtype: mx.Dtype) -> Quantised:

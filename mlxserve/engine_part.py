@@ -98,7 +98,7 @@ class EnginePart:
 
 
 class _Limits(NamedTuple):
-    """Bytes that one rank may use.
+    """Limits what one rank may use, in bytes.
 
     memory    for weights, a step and the cache
     most      for a requested number of pages, at the start or in a resize: all memory, without a reserve
@@ -112,7 +112,7 @@ class _Limits(NamedTuple):
 
 
 class _Read(NamedTuple):
-    """What was read from files: the model, by its backends, and what drafts for it."""
+    """Holds the loaded model with its backends, and what drafts for it."""
 
     loaded: LoadedModel
     backends: Backends

@@ -45,7 +45,7 @@ _SPLIT_OFF = re.compile(r"(?:(?:model|mtp|language_model)\.)*")
 
 @dataclass(frozen=True, slots=True)
 class HeadFamily:
-    """What a family's heads have of their own.
+    """Describes how a family's heads differ from those of other families.
 
     prefix            pattern of the names of a head's tensors; {n} is the number of the model's layers
     changes           to the text's config, for a model whose only layer is the head's

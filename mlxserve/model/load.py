@@ -59,7 +59,7 @@ READ_ERRORS = (
 
 
 class LoadedDrafter(Protocol):
-    """What is loaded beside a model to make its drafts."""
+    """Describes what is loaded beside a model to make its drafts."""
 
     @property
     def layers(self) -> tuple[LayerSpec, ...]:

@@ -214,7 +214,7 @@ def _check_depth(brackets: bytes) -> None:
 
 
 def _reason(error: ValueError) -> str:
-    """What is wrong with a text that is no JSON of ours, without Python's advice to its programmer."""
+    """Return what is wrong with the text, without the advice that Python's message has for programmers."""
     # With a `parse_int` of its own, a list of 100,000 tokens would take three times as long.
     if "set_int_max_str_digits" in str(error):
         return f"a number has more than {sys.get_int_max_str_digits()} digits"

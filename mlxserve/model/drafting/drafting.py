@@ -17,7 +17,7 @@ class Drafting(Protocol):
 
     @property
     def loaded(self) -> LoadedDrafter:
-        """What is counted with the target's weights and pages."""
+        """Return what is counted with the target's weights and pages."""
 
     @property
     def files(self) -> ModelFiles:
