@@ -17,6 +17,8 @@ import pytest
 from tests.api.page.visits import Open, Visit
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from playwright.sync_api import Browser
 
 CHROMIUM = next(
@@ -34,6 +36,12 @@ def browser() -> Iterator[Browser]:
         chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield chromium
         chromium.close()
+
+
+@pytest.fixture(autouse=True)
+def history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder of its own for the chats of each test."""
+    monkeypatch.setenv("MLXSERVE_HOME", str(tmp_path))
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ def test_what_reorders_a_line_is_shown_as_its_number(server: Process, visit: Ope
     with visit(server.url) as seen:
         seen.until("Ready")
         seen.ask("a\u202eb\u2066c\U000e0041d **e\u061cf** 🙂")
-        seen.wait_for_answers(1)
+        seen.until_text(".user strong", "⟨U+061C⟩")
         assert seen.texts[0] == "a⟨U+202E⟩b⟨U+2066⟩c⟨U+E0041⟩d e⟨U+061C⟩f 🙂"
         assert seen.errors == []
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -268,13 +267,6 @@ def test_an_answer_is_shown_with_its_marks_and_no_markup(
         assert seen.errors == []
 
 
-@pytest.fixture
-def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder of its own for the chats of this test."""
-    monkeypatch.setenv("MLXSERVE_HOME", str(tmp_path))
-
-
-@pytest.mark.usefixtures("kept")
 def test_a_reload_loses_nothing_and_chats_are_found_renamed_and_deleted(
     chat: FakeChat, start_server: StartServer, visit: Open
 ) -> None:
@@ -308,7 +300,6 @@ def test_a_reload_loses_nothing_and_chats_are_found_renamed_and_deleted(
         assert seen.errors == []
 
 
-@pytest.mark.usefixtures("kept")
 def test_the_browser_asks_before_it_loses_what_is_not_saved(
     start_server: StartServer, visit: Open
 ) -> None:
@@ -342,7 +333,6 @@ def test_the_browser_asks_before_it_loses_what_is_not_saved(
         assert seen.texts == ["About walruses", "Hello"]
 
 
-@pytest.mark.usefixtures("kept")
 def test_images_are_chosen_pasted_shown_sent_and_kept(
     chat: FakeChat, start_server: StartServer, visit: Open
 ) -> None:
@@ -389,7 +379,6 @@ def test_images_are_chosen_pasted_shown_sent_and_kept(
         assert seen.errors == []
 
 
-@pytest.mark.usefixtures("kept")
 def test_files_that_are_dropped_are_attached(
     chat: FakeChat, start_server: StartServer, visit: Open
 ) -> None:
@@ -408,7 +397,6 @@ def test_files_that_are_dropped_are_attached(
         assert seen.errors == []
 
 
-@pytest.mark.usefixtures("kept")
 def test_no_image_is_attached_for_a_model_that_reads_text_only(
     chat: FakeChat, start_server: StartServer, visit: Open
 ) -> None:
@@ -420,7 +408,6 @@ def test_no_image_is_attached_for_a_model_that_reads_text_only(
         assert chat.rendered == []
 
 
-@pytest.mark.usefixtures("kept")
 def test_files_the_system_prompt_and_sampling_are_sent(
     chat: FakeChat, start_server: StartServer, visit: Open
 ) -> None:

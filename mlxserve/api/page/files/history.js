@@ -2,9 +2,10 @@
 
 import { Refused } from "./api.js";
 import * as chats from "./chat.js";
-import { $, button, count, element, visible } from "./show.js";
+import { $, arrange, button, count, element, setText, visible } from "./show.js";
 import { list, remove, rename } from "./store.js";
 
+const rows = new Map(); // chat's id -> { card, shown }: what the server said last, and its row
 let asked = 0; // the last question to the server: an older reply comes too late
 
 export async function refresh() {
@@ -23,27 +24,36 @@ export async function refresh() {
   redraw(found.length ? found.map(row) : [element("li", "quiet", none)]);
 }
 
-function redraw(rows) { // the keyboard stays where it was; it goes to the search if its chat is gone
-  const held = document.activeElement.closest("#chat-list li");
-  const place = held ? [...held.children].indexOf(document.activeElement) : -1;
-  $("chat-list").replaceChildren(...rows);
-  if (!held) return;
-  const same = rows.find((one) => one.dataset.chat === held.dataset.chat)?.children[place];
-  (same ?? $("search")).focus({ preventScroll: true });
+function redraw(lines) { // the keyboard stays where it was; it goes to the search if its chat is gone
+  const held = document.activeElement.closest("#chat-list li") && document.activeElement;
+  arrange($("chat-list"), lines);
+  if (held && document.activeElement !== held) (held.isConnected ? held : $("search")).focus({ preventScroll: true });
 }
 
+// A chat keeps its row: a button that is pressed when the list is drawn again would lose its click.
 function row(card) {
+  const one = rows.get(card.id) ?? made();
+  rows.set(card.id, one);
+  one.card = card;
+  const [open, rename, remove] = one.shown.children;
   const title = visible(card.title);
-  const open = button("", () => chats.open(card.id, card.message_id), "");
-  open.classList.add("open");
   const when = new Date(card.updated_at * 1000);
-  open.append(element("span", "title", title), element("span", "quiet",
-    card.excerpt ? `${when.toLocaleDateString()} · ${visible(card.excerpt)}` : when.toLocaleString()));
-  if (card.id === chats.currentId()) open.setAttribute("aria-current", "true");
-  const made = element("li", "", open,
-    button("✎", () => renamed(card), "Rename " + title), button("✕", () => removed(card), "Delete " + title));
-  made.dataset.chat = card.id;
-  return made;
+  const [name, place] = open.children;
+  setText(name, title);
+  setText(place, card.excerpt ? `${when.toLocaleDateString()} · ${visible(card.excerpt)}` : when.toLocaleString());
+  open.ariaCurrent = card.id === chats.currentId() ? "true" : null;
+  rename.setAttribute("aria-label", "Rename " + title);
+  remove.setAttribute("aria-label", "Delete " + title);
+  return one.shown;
+}
+
+function made() {
+  const open = button("", () => chats.open(one.card.id, one.card.message_id));
+  open.classList.add("open");
+  open.append(element("span", "title"), element("span", "quiet"));
+  const one = { card: null, shown: element("li", "", open,
+    button("✎", () => renamed(one.card)), button("✕", () => removed(one.card))) };
+  return one;
 }
 
 async function renamed(card) {
@@ -57,6 +67,7 @@ async function removed(card) {
   left.isGone = true; // nothing is written to it any more
   let reply = null;
   left.isGone = await attempt(async () => { reply = await remove(card.id); });
+  if (reply) rows.delete(card.id);
   if (reply) $("chats-note").textContent = told(reply.cache);
 }
 
