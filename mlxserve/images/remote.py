@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 import httpx
 
@@ -58,7 +59,13 @@ class RemoteFiles:
     ) -> None:
         self._domains = domains
         self._resolve = resolve
-        self._transport = transport
+        # Certificates are loaded once: that takes 50 ms. Connections are each fetch's own, to the
+        # addresses that were checked for it.
+        self._open: Callable[[], httpx.AsyncBaseTransport]
+        if transport is None:
+            self._open = partial(httpx.AsyncHTTPTransport, verify=httpx.create_ssl_context())
+        else:
+            self._open = lambda: transport
         self._may_reach = may_reach
 
     async def fetch(self, url: str, take: TakeMemory = lambda _: None) -> bytes:
@@ -76,10 +83,9 @@ class RemoteFiles:
             raise InvalidRequest(f"cannot be fetched ({reason}); check its URL") from error
 
     async def _follow(self, url: httpx.URL, take: TakeMemory) -> bytes:
-        transport = self._transport or httpx.AsyncHTTPTransport(retries=0)
         # No proxies and no .netrc of the environment: they would reach other addresses, or tell secrets.
         async with httpx.AsyncClient(
-            transport=transport, trust_env=False, follow_redirects=False, timeout=SECONDS
+            transport=self._open(), trust_env=False, follow_redirects=False, timeout=SECONDS
         ) as client:
             for _ in range(MAX_REDIRECTS + 1):
                 request = await self._request(client, url)

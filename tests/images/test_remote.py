@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 import httpx
 import pytest
@@ -199,6 +201,22 @@ def test_a_name_that_does_not_exist_is_a_sentence() -> None:
 
     with pytest.raises(InvalidRequest, match=r"cannot be fetched \(OSError\); check its URL"):
         asyncio.run(RemoteFiles(unknown).fetch("http://nowhere.example/"))
+
+
+def test_certificates_are_loaded_once_for_all_fetches(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded: list[None] = []
+    load = ssl.create_default_context
+
+    def counted(*args: Any, **options: Any) -> ssl.SSLContext:
+        loaded.append(None)
+        return load(*args, **options)
+
+    monkeypatch.setattr(ssl, "create_default_context", counted)
+    files = RemoteFiles(_to("127.0.0.1"))
+    for path in "abc":
+        with pytest.raises(InvalidRequest, match="is not at a public address"):
+            asyncio.run(files.fetch(f"https://a.example/{path}"))
+    assert len(loaded) == 1
 
 
 @pytest.fixture
