@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mlxserve.cache.groups import Window, max_useful_pages, pages_in
 
@@ -21,6 +21,10 @@ class PoolMemory:
 
     nbytes: int
     page_bytes: Mapping[str, int]
+
+    def with_more(self, kind: str, count: int) -> PoolMemory:
+        """Return the memory with `count` more units of a kind, or fewer if that is negative."""
+        return replace(self, nbytes=self.nbytes + count * self.page_bytes[kind])
 
 
 def max_page_counts(

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import replace
 
 from mlxserve.cache.kinds.full_pages import FullPages
 from mlxserve.cache.kinds.kind import EndKind
@@ -86,7 +85,8 @@ class Scheduler:
         """
         self.config = config
         self._disk = disk
-        self._memory = memory
+        # What the kinds share beside the pages of the pool, which may become more or fewer.
+        self._beside = memory and memory.with_more(FullPages.name, -pool.num_pages)
         self.rules = LimitRules.from_config(config, pool.page_size)
         self.drafts: Drafts | None = None  # to read; only the planner and the commit change it
         if drafts or config.speculative_tokens:
@@ -118,9 +118,10 @@ class Scheduler:
             config, self.rules, tables, roster, preemption, self.drafts, stats
         )
         self.planner.admission.max_running = self._max_running
-        if self._memory is not None:
+        if self._beside is not None:
+            memory = self._beside.with_more(FullPages.name, pool.num_pages)
             admission = self.planner.admission
-            self.planner.balance = Balance(self._memory, tables, roster, admission)
+            self.planner.balance = Balance(memory, tables, roster, admission)
             self.moves.balance = self.planner.balance
         self.commit = Commit(tables, roster, self.planner.admission, self.drafts, stats)
 
@@ -304,13 +305,10 @@ class Scheduler:
         pinned = [LiveRequest(asked) for name, asked in prefixes.items() if name not in ids]
         self.page_tables.capacity.refuse_resize(num_pages, self.roster.live, pinned)
         num_preempted = num_forgotten = 0
-        if self._memory is not None:
-            more = (num_pages - self.pool.num_pages) * self._memory.page_bytes[FullPages.name]
-            self._memory = replace(self._memory, nbytes=self._memory.nbytes + more)
         if num_pages >= self.pool.num_pages:
             self.page_tables.grow_pool(num_pages)
-            if self.planner.balance is not None and self._memory is not None:
-                self.planner.balance.memory = self._memory
+            if self._beside is not None and self.planner.balance is not None:
+                self.planner.balance.memory = self._beside.with_more(FullPages.name, num_pages)
         else:
             num_preempted = self.preemption.preempt_to(0)
             num_forgotten = self.pool.num_cached

@@ -14,6 +14,9 @@ from typing import Any
 
 import pytest
 
+from mlxserve.cache.kinds.state_slots import StateSlots
+from mlxserve.cache.kinds.window_pages import WindowPages
+from mlxserve.cache.pages import PagePool
 from mlxserve.core.config import PreemptionMode
 from mlxserve.core.errors import InvalidParameter, PagesPromised, PrefixQuotaExceeded
 from mlxserve.request import LiveRequest, RequestState, Sampled
@@ -391,6 +394,32 @@ def test_a_resize_that_fails_on_its_way_loses_no_named_prefix(
         scheduler.update(chunks, [Sampled(0) if chunk.samples else None for chunk in chunks])
     scheduler.check()
     assert scheduler.pool.num_pinned == 3 * 5
+
+
+@pytest.mark.parametrize("kind", [PagePool, StateSlots, WindowPages])
+def test_a_resize_that_fails_changes_no_memory_that_kinds_share(
+    make_engine: Callable, monkeypatch: pytest.MonkeyPatch, kind: type
+) -> None:
+    """A pool that grew again had lost what the failed resize took, and its longest request waited for ever."""
+    engine = make_engine(num_pages=40, window=12, shared=3, state_bytes=10, max_model_len=4096)
+    engine.add([1] * 20, 1)
+    engine.drain()
+    scheduler = engine.scheduler
+
+    def failing(*_: object) -> None:
+        raise OSError("planted")
+
+    with monkeypatch.context() as planted:
+        planted.setattr(kind, "renewed", failing)
+        with pytest.raises(OSError, match="planted"):
+            scheduler.resize(20)
+    engine.fail()
+    engine.resize(8)
+    engine.resize(30)
+    scheduler.check()
+    longest = scheduler.max_model_len
+    engine.add([2] * (longest - 2), 1)
+    engine.drain()
 
 
 def test_what_limits_the_running_requests_still_does(make_engine: Callable) -> None:
