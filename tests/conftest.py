@@ -19,7 +19,7 @@ import signal
 import ssl
 import sys
 import zipfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import cache
 from pathlib import Path
@@ -73,7 +73,23 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 
 def pytest_collection_finish() -> None:
-    """Leave tests and modules out of garbage collection: each whole one would look at a million objects again."""
+    _keep_out_of_collections()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # after all that ends with a file's last test
+def pytest_runtest_teardown(
+    item: pytest.Item, nextitem: pytest.Item | None
+) -> Generator[None, None, None]:
+    yield
+    if nextitem is not None and nextitem.path != item.path:
+        _keep_out_of_collections()
+
+
+def _keep_out_of_collections() -> None:
+    """Freeze tests and modules: a whole garbage collection would look at a million objects again.
+
+    A file imports half a million more, and each engine that ends collects its garbage.
+    """
     gc.collect()
     gc.freeze()
 

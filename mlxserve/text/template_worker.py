@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from mlxserve.system.deferred_packages import defer_packages
+from mlxserve.system.deferred_packages import defer, defer_packages
 from mlxserve.text.template_syntax import literals_of
 
 
@@ -13,7 +13,10 @@ class TemplateWorker:
     """Compiles and renders templates. Nothing else is in its process that it could block."""
 
     def __init__(self) -> None:
+        # What renders needs neither all of transformers nor its utilities: 0.35 s of CPU instead of
+        # 0.85, and 13 MB less.
         defer_packages()
+        defer("transformers.utils", {"import_utils": None, "logging": None})
         from transformers.utils import chat_template_utils
 
         self._transformers: Any = chat_template_utils
