@@ -372,7 +372,8 @@ class Engine:
             output, and only named prefixes being recomputed live besides. None if they are not known
         """
         if awaited is not None:
-            lost = set(awaited) - self.live_ids - {output.request_id for output in self._early}
+            ended = {output.request_id for output in self._early if output.finish_reason}
+            lost = set(awaited) - self.live_ids - ended
             assert not lost, f"nothing computes the answers of {', '.join(sorted(lost))}"
             idle = self._unawaited(awaited)
             assert not idle, f"nobody waits for the answers of {', '.join(sorted(idle))}"
