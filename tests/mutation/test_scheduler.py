@@ -323,6 +323,15 @@ FOUND_BY_CLAIM: dict[str, Bug] = {
         "if True:",
         test_admission.test_after_a_preemption_admission_leaves_room_to_grow,
     ),
+    "lower what kinds share before there is a smaller pool": Bug(
+        Scheduler,
+        "resize",
+        "num_preempted = num_forgotten = 0",
+        "num_preempted = num_forgotten = 0; "
+        "self._beside = self._beside.with_more('pages', num_pages - self.pool.num_pages)",
+        test_resize.test_a_resize_that_fails_changes_no_memory_that_kinds_share,
+        options={"kind": PagePool},
+    ),
     # Guards that no claim held once.
     "a draft takes pages that are reserved": Bug(
         StepPlanner,
