@@ -43,6 +43,8 @@ class Commit:
         self._drafts = drafts
         self._stats = stats
         self.outputs: list[Output] = []  # of the last update, as far as it came
+        # The request whose result is being committed: what fails meanwhile may lose a token of it.
+        self.under_way: LiveRequest | None = None
 
     def update(
         self, chunks: Sequence[Chunk], sampled: Sequence[Sampled | None], now: int
@@ -52,7 +54,7 @@ class Commit:
         outputs = self.outputs = []
         guided: list[LiveRequest] = []
         for chunk, result in zip(chunks, sampled, strict=True):
-            request = chunk.request
+            self.under_way = request = chunk.request
             request.num_in_flight -= 1
             if chunk.start >= request.commits_until:
                 outputs += self._commit_fully(chunk, result, now)
@@ -67,6 +69,7 @@ class Commit:
             outputs.append(
                 self.output(request, result, reason, chunk.start + 2 - request.num_prompt)
             )
+        self.under_way = None
         self._tables.release_unused()
         if guided:
             _ask_guides(guided)

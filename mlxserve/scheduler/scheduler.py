@@ -383,6 +383,7 @@ class Scheduler:
 
     def check(self) -> None:
         """Audit requests and pool. Raises AssertionError."""
+        assert self.commit.under_way is None, "a token may be known and not reported"
         live = list(self.roster.live)
         self.page_tables.check(list(self.roster.running.values()))
         self.page_tables.pins.check(live, self.roster.prefixes)

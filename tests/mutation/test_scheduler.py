@@ -53,6 +53,7 @@ from tests.engine import test_engine
 from tests.mutation.bug import Bug
 from tests.scheduler import (
     test_admission,
+    test_audit,
     test_balance,
     test_differential,
     test_disk_pages,
@@ -331,6 +332,14 @@ FOUND_BY_CLAIM: dict[str, Bug] = {
         "self._beside = self._beside.with_more('pages', num_pages - self.pool.num_pages)",
         test_resize.test_a_resize_that_fails_changes_no_memory_that_kinds_share,
         options={"kind": PagePool},
+    ),
+    "forget whose result is being committed": Bug(
+        Commit,
+        "update",
+        "self.under_way = request = chunk.request",
+        "request = chunk.request",
+        test_audit.test_a_token_that_may_not_have_been_reported_is_found,
+        options={"kind": PageTables, "method": "publish"},
     ),
     # Guards that no claim held once.
     "a draft takes pages that are reserved": Bug(

@@ -8,8 +8,10 @@ import pytest
 
 from mlxserve.cache.pages import PagePool
 from mlxserve.core.sampling_params import SamplingParams
-from mlxserve.request import LiveRequest, Request, RequestState
+from mlxserve.request import LiveRequest, Request, RequestState, Sampled
 from mlxserve.scheduler.audit import check_ending, check_running, check_waiting
+from mlxserve.scheduler.commit import Commit
+from mlxserve.scheduler.page_tables import PageTables
 
 
 @pytest.fixture
@@ -57,3 +59,29 @@ def test_waiting_requests_hold_no_pages_and_ended_ones_are_in_flight(
     running.state = RequestState.FINISHED
     with pytest.raises(AssertionError, match="r should have been released"):
         check_ending([running], pool, num_unread=0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "method"), [(PageTables, "publish"), (PageTables, "end"), (Commit, "output")]
+)
+def test_a_token_that_may_not_have_been_reported_is_found(
+    make_engine: Callable, monkeypatch: pytest.MonkeyPatch, kind: type, method: str
+) -> None:
+    """Its answer went on without it after a step whose other requests were committed."""
+    engine = make_engine(num_pages=20)
+    engine.add([1] * 8, 1)
+    scheduler = engine.scheduler
+    chunks = scheduler.schedule()
+    with monkeypatch.context() as planted:
+        planted.setattr(kind, method, raise_planted)
+        with pytest.raises(OSError, match="planted"):
+            scheduler.update(chunks, [Sampled(0)])
+    with pytest.raises(AssertionError, match="may be known and not reported"):
+        scheduler.check()
+    scheduler.restart()
+    scheduler.check()
+    assert not scheduler.roster.live
+
+
+def raise_planted(*_: object) -> None:
+    raise OSError("planted")
