@@ -101,7 +101,7 @@ def markup_of(wrapper: Any, row: CallFormat | None) -> Markup:
     if row is not None and row.channels and not _knows(vocabulary, row.channels.messages):
         row = replace(row, channels=None)
     has_channels = row is not None and row.channels is not None
-    thinking = None if has_channels else _thinking(template, vocabulary)
+    thinking = None if has_channels else thinking_of(template, vocabulary)
     calls = row.call_markers if row is not None else ()
     others = (*(thinking or ()), *(row.other_markers if row is not None else ()))
     tokens, call_tokens = _special(wrapper, others), _special(wrapper, calls)
@@ -139,8 +139,8 @@ def template_text(wrapper: Any) -> str:
     return template if isinstance(template, str) else ""
 
 
-def _thinking(template: str, vocabulary: Container[str]) -> tuple[str, str] | None:
-    """The thinking markers that the template writes, or else that are tokens."""
+def thinking_of(template: str, vocabulary: Container[str]) -> tuple[str, str] | None:
+    """Return the thinking markers that a template writes, or else that are tokens; None if it does not think."""
     template = template.replace("\\n", "\n")
     for begin, end in THINKING:
         if begin in template and end in template:
