@@ -93,7 +93,10 @@ def learnt_formats(texts: CallTexts) -> Iterator[CallFormat]:
             between = two[first.end : first.end + second.begin]
             call = _numbered(body.call, second.call)
         around = _Around(one[: body.begin], between, one[body.end :])
-        yield from _rows(body._replace(call=call), around)
+        # Around values that are hard to write, where there is any.
+        is_cdata = any("<![CDATA[" in each.text for each in texts.hard)
+        for row in _rows(body._replace(call=call), around):
+            yield replace(row, is_cdata=is_cdata)
 
 
 def _after_thinking(text: str) -> str:

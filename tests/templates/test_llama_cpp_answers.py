@@ -18,12 +18,16 @@ pytestmark = pytest.mark.templates
 
 _FENCES = "A model was asked for JSON and writes it in a code block, which stays in the text."
 _PREFIX = "What the prompt says already is not repeated in the reasoning."
+_SPOKEN = "A marker of thinking after a text is text, so that an answer may speak of it."
 _FOREIGN = "A call to a tool that the request does not have is shown, not dropped."
 # Cases that mlxserve reads otherwise on purpose.
 POLICIES = {
     "Qwen3.5-4B:2377": "A model that opens thinking again, which the prompt has opened, thinks one thought.",
     "mistralai-Ministral-3-14B-Reasoning-2512:2648": _FENCES,
     "meta-llama-Llama-3.1-8B-Instruct:6302": _FENCES,
+    "google-gemma-4-31B-it:3155": _SPOKEN,
+    "google-gemma-4-31B-it:3161": _SPOKEN,
+    "google-gemma-4-31B-it:3167": _SPOKEN,
     "inclusionai-ling-3.0-flash:4716": "The prompt opened thinking, so a text before a call is reasoning; the case asks for none.",
     "MiniMax-M3:5793": "A value that is an object by its markup, and may be one by its schema, is an object.",
     "Apriel-1.6-15b-Thinker-fixed:6211": _PREFIX,
@@ -37,9 +41,6 @@ KNOWN = {
     "fireworks-ai-llama-3-firefunction-v2:5971": "The template wants tools as a text named `functions`.",
     "llama-cpp-deepseek-r1:6029": "The template gives tojson a generator, which jinja2 does not take.",
     "muse-glimmer:6391": "Markup of a call that a text to the user quotes is called.",
-    "google-gemma-4-31B-it:3155": "A marker of thinking after a text is shown.",
-    "google-gemma-4-31B-it:3161": "A marker of thinking after a text is shown.",
-    "google-gemma-4-31B-it:3167": "A marker of thinking after a text is shown.",
 }
 
 
@@ -77,7 +78,7 @@ def test_most_whole_answers_are_read_right_without_the_table(
     monkeypatch.setattr("mlxserve.text.format_choice.FORMATS", ())
     wrong = sorted(left(is_learnt=True))
     assert len(whole_answers()) - len(wrong) >= 300
-    assert len(wrong) <= 0.21 * len(whole_answers()), wrong
+    assert len(wrong) <= 0.2 * len(whole_answers()), wrong
 
 
 @pytest.mark.parametrize("size", range(1, 8))

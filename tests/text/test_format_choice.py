@@ -12,6 +12,7 @@ import pytest
 
 from mlxserve.text.call_probes import CallTexts, call_texts, reads
 from mlxserve.text.format_choice import choose_among, recognise
+from mlxserve.text.learnt_formats import learnt_formats
 from mlxserve.text.parsing.formats import FORMATS, CallFormat, Syntax
 from mlxserve.text.parsing.writing import write_calls
 from mlxserve.text.probes import Probe
@@ -112,6 +113,18 @@ def test_a_learnt_row_writes_what_the_template_writes(name: str) -> None:
         assert text is not None
         calls = [(tool, arguments, None) for tool, arguments in text.calls]
         assert _without_blanks(write_calls(row, calls)) == _without_blanks(text.text)
+
+
+@pytest.mark.parametrize("is_cdata", [True, False])
+def test_sections_of_literal_text_in_values_are_learnt_where_a_template_writes_them(
+    *, is_cdata: bool
+) -> None:
+    row = replace(ROWS["minicpm5"], is_cdata=is_cdata)
+    texts = written_by(row)
+    assert any("<![CDATA[" in each.text for each in texts.hard) == is_cdata
+    learnt = next(learnt_formats(texts))
+    assert learnt.is_cdata == is_cdata
+    assert reads(learnt, texts.hard[0])
 
 
 def _without_blanks(text: str) -> str:
