@@ -97,7 +97,9 @@ def make_marked_folder(folder: Path) -> None:
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     if not any(folder.iterdir()):
-        write_new(folder / _MARKER)
+        # Of two programs that start at the same time, the other one may mark it first.
+        with contextlib.suppress(FileExistsError):
+            write_new(folder / _MARKER)
 
 
 def is_marked(folder: Path) -> bool:

@@ -18,17 +18,22 @@ def test_only_the_owner_can_read_the_files(store: Store, path: Path) -> None:
         assert stat.S_IMODE(file.stat().st_mode) == 0o600, file
 
 
-def test_several_terminals_create_the_file_at_the_same_time(tmp_path: Path) -> None:
+def test_several_terminals_create_the_file_and_its_folder_at_the_same_time(tmp_path: Path) -> None:
     barrier = threading.Barrier(4, timeout=30)
+    problems: list[StoreError] = []
 
     def open_them(_: int) -> None:
         for number in range(50):  # one in ten met the other terminals when it did not wait for them
             barrier.wait()
-            Store.open(tmp_path / f"{number}.sqlite").close()
+            try:
+                Store.open(tmp_path / str(number) / "chats.sqlite").close()
+            except StoreError as problem:
+                problems.append(problem)
 
     with ThreadPoolExecutor(4) as terminals:
         for done in [terminals.submit(open_them, terminal) for terminal in range(4)]:
             done.result()
+    assert not problems
 
 
 def test_chats_of_the_first_version_are_migrated(
