@@ -2,7 +2,6 @@
 
 import { ask, events } from "./api.js";
 import { ownRequest } from "./chat.js";
-import { ofModel } from "./models.js";
 import { $, count, element, wait } from "./show.js";
 
 const RANK = "fdcpsa"; // of several pages in one cell, the last in this order is shown
@@ -169,31 +168,32 @@ function drawStats(stats) {
   $("memory").textContent = `${(stats.bytes.kv_cache / 2 ** 30).toFixed(2)} GiB ${stats.kv_cache_dtype}`;
 }
 
-async function followMap(signal) {
-  for await (const { event, data } of events(await ask(ofModel("/api/v1/kv/map"), { signal }))) {
+async function followMap(query, signal) {
+  for await (const { event, data } of events(await ask("/api/v1/kv/map" + query, { signal }))) {
     if (event === "error") return;
     take(event, JSON.parse(data));
     requestAnimationFrame(drawMap);
   }
 }
 
-async function followNumbers(isOver) {
+async function followNumbers(query, signal, isOver) {
   while (!isOver()) {
     if (!document.hidden) {
-      drawRequests((await (await ask(ofModel("/api/v1/requests"))).json()).data);
-      drawStats(await (await ask(ofModel("/api/v1/kv/stats"))).json());
+      drawRequests((await (await ask("/api/v1/requests" + query, { signal })).json()).data);
+      drawStats(await (await ask("/api/v1/kv/stats" + query, { signal })).json());
     }
     await wait(1);
   }
 }
 
-// Until the server ends, or refuses, or another model is chosen.
-export async function follow(signal) {
+// The engine of this model, until the server ends, or refuses, or another model is chosen.
+export async function follow(model, signal) {
   $("refused").hidden = true;
   let isOver = false;
-  const numbers = followNumbers(() => isOver);
+  const query = "?model=" + encodeURIComponent(model);
+  const numbers = followNumbers(query, signal, () => isOver);
   try {
-    await Promise.race([followMap(signal), numbers]);
+    await Promise.race([followMap(query, signal), numbers]);
   } finally {
     isOver = true;
     numbers.catch(() => {}); // the other one has told it

@@ -17,6 +17,8 @@ let following = new AbortController(); // of the engine of one model
 async function followServer() {
   let isListed = false; // whether the chats were asked for since the server answers
   for (;;) {
+    following = new AbortController(); // before the question, so that a choice during it counts
+    const { signal } = following;
     try {
       const card = await chosenModel();
       serve(card);
@@ -27,8 +29,7 @@ async function followServer() {
         history.refresh();
       }
       if (card.loaded) {
-        following = new AbortController();
-        await follow(following.signal);
+        await follow(card.id, signal);
         say("The server ended the connection", true);
       }
     } catch (error) {

@@ -6,8 +6,6 @@ import { $, tell } from "./show.js";
 let chosen = ""; // empty: the server's first
 let onChosen = () => {};
 
-export const ofModel = (path) => `${path}?model=${encodeURIComponent(chosen)}`;
-
 export function whenChosen(tell) { onChosen = tell; }
 
 // The card of the chosen model, as the server describes it now.
