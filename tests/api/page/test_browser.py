@@ -5,12 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import pytest
 
 from tests.api.page.visits import Open, Visit
 from tests.api.server.process import Process, served
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Route
 
 pytestmark = pytest.mark.slow
 
@@ -199,3 +203,32 @@ def test_it_fits_the_window_in_both_schemes(
         colour = seen.page.evaluate("getComputedStyle(document.body).backgroundColor")
         levels = [int(part) for part in re.findall(r"\d+", colour)[:3]]
         assert (sum(levels) < 3 * 100) == (scheme == "dark")
+
+
+def test_figures_are_of_one_model_when_another_is_chosen_between_two_questions(
+    write_model: Callable[..., Path], visit: Open, tmp_path: Path
+) -> None:
+    """The panel asked for the requests of the first model and then for the statistics of the second."""
+    second = write_model(tmp_path, "llama")
+    flags = ("-m", "mlxserve-mini", "-m", str(second), "--num-pages", "256")
+    env = {"XDG_CONFIG_HOME": str(tmp_path)}
+    held: list[Route] = []
+    asked: list[str] = []
+    with served(tmp_path / "log", *flags, env=env) as server, visit(server.url) as seen:
+        page = seen.page
+        page.on("request", lambda request: asked.append(request.url))
+        seen.until("Ready")
+        page.route("**/api/v1/requests*", lambda route: held.append(route))
+        with page.expect_request("**/api/v1/requests*"):
+            pass
+        with page.expect_request(f"**/api/v1/requests?model={second.name}"):
+            page.select_option("#models", second.name)
+        page.unroute("**/api/v1/requests*")  # which lets those that are held go on
+        statistics = f"/api/v1/kv/stats?model={second.name}"
+        for _ in range(2):
+            with page.expect_response("**" + statistics):
+                pass
+        asked = asked[: max(n for n, url in enumerate(asked) if url.endswith(statistics)) + 1]
+        lists = [url for url in asked if url.endswith(f"/api/v1/requests?model={second.name}")]
+        assert len(lists) == len([url for url in asked if url.endswith(statistics)])
+        assert seen.errors == []
