@@ -157,8 +157,9 @@ FOUND: dict[str, Bug] = {
     "leave the memory of a smaller cache to its windows": Bug(
         Scheduler,
         "resize",
-        "replace(self._memory, nbytes=self._memory.nbytes + more)",
-        "replace(self._memory, nbytes=self._memory.nbytes + max(0, more))",
+        "num_preempted = num_forgotten = 0",
+        "num_preempted = num_forgotten = 0; "
+        "self._beside = self._beside.with_more('pages', max(0, self.pool.num_pages - num_pages))",
         test_resizing.test_windows_stay_in_the_memory_of_a_smaller_cache,
     ),
     "forget mlx's own limit": Bug(
