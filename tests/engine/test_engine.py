@@ -27,6 +27,7 @@ from mlxserve.request import Chunk, FinishReason, Request, Sampled
 from mlxserve.scheduler.page_tables import PageTables
 from mlxserve.scheduler.pins import Pins
 from mlxserve.scheduler.scheduler import Scheduler
+from tests.reliability.faults import Fault, Point
 
 PAGE = 16
 PAGE_BYTES = 8
@@ -282,29 +283,22 @@ def test_an_abort_between_steps_drops_the_token_in_flight_and_frees_the_pages() 
     assert engine.monitor.stats().engine.request_success == {"abort": 1}
 
 
-def test_an_abort_that_failed_half_way_is_found_though_a_token_was_read_early(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_abort_that_failed_half_way_is_found_though_a_token_was_read_early() -> None:
     """The audit took the undelivered token for the end of the answer, which then never came."""
     engine, _ = build()
     engine.add(request("a", 40, max_tokens=50))
     engine.step()
     engine.step()
     engine.resize_cache(engine.monitor.stats().pool.num_pages + 1)  # reads the step under way
-    with monkeypatch.context() as planted:
-        planted.setattr(PageTables, "end", raise_planted)
-        with pytest.raises(OSError, match="planted"):
-            engine.abort("a")
+    fault = Fault(Point(PageTables, "end"), lambda: OSError("planted"))
+    with fault.planted(), pytest.raises(OSError, match="planted"):
+        engine.abort("a")
     with pytest.raises(AssertionError, match="nothing computes the answers of a"):
         engine.check(["a"])
     (token,) = engine.restart(awaited=["a"])
     assert token.finish_reason is None
     assert len(token.token_ids) == 1
     assert engine.live_ids == set()
-
-
-def raise_planted(*_: object) -> None:
-    raise OSError("planted")
 
 
 def test_tokens_and_ends_are_counted() -> None:

@@ -12,6 +12,7 @@ from mlxserve.request import LiveRequest, Request, RequestState, Sampled
 from mlxserve.scheduler.audit import check_ending, check_running, check_waiting
 from mlxserve.scheduler.commit import Commit
 from mlxserve.scheduler.page_tables import PageTables
+from tests.reliability.faults import Fault, Point
 
 
 @pytest.fixture
@@ -65,23 +66,18 @@ def test_waiting_requests_hold_no_pages_and_ended_ones_are_in_flight(
     ("kind", "method"), [(PageTables, "publish"), (PageTables, "end"), (Commit, "output")]
 )
 def test_a_token_that_may_not_have_been_reported_is_found(
-    make_engine: Callable, monkeypatch: pytest.MonkeyPatch, kind: type, method: str
+    make_engine: Callable, kind: type, method: str
 ) -> None:
     """Its answer went on without it after a step whose other requests were committed."""
     engine = make_engine(num_pages=20)
     engine.add([1] * 8, 1)
     scheduler = engine.scheduler
     chunks = scheduler.schedule()
-    with monkeypatch.context() as planted:
-        planted.setattr(kind, method, raise_planted)
-        with pytest.raises(OSError, match="planted"):
-            scheduler.update(chunks, [Sampled(0)])
+    fault = Fault(Point(kind, method), lambda: OSError("planted"))
+    with fault.planted(), pytest.raises(OSError, match="planted"):
+        scheduler.update(chunks, [Sampled(0)])
     with pytest.raises(AssertionError, match="may be known and not reported"):
         scheduler.check()
     scheduler.restart()
     scheduler.check()
     assert not scheduler.roster.live
-
-
-def raise_planted(*_: object) -> None:
-    raise OSError("planted")

@@ -21,6 +21,7 @@ from mlxserve.core.config import PreemptionMode
 from mlxserve.core.errors import InvalidParameter, PagesPromised, PrefixQuotaExceeded
 from mlxserve.request import LiveRequest, RequestState, Sampled
 from mlxserve.scheduler.roster import Roster
+from tests.reliability.faults import Fault, Point
 
 PREFIX = list(range(100, 118))  # 4 full pages, and 2 tokens
 
@@ -398,7 +399,7 @@ def test_a_resize_that_fails_on_its_way_loses_no_named_prefix(
 
 @pytest.mark.parametrize("kind", [PagePool, StateSlots, WindowPages])
 def test_a_resize_that_fails_changes_no_memory_that_kinds_share(
-    make_engine: Callable, monkeypatch: pytest.MonkeyPatch, kind: type
+    make_engine: Callable, kind: type
 ) -> None:
     """A pool that grew again had lost what the failed resize took, and its longest request waited for ever."""
     engine = make_engine(num_pages=40, window=12, shared=3, state_bytes=10, max_model_len=4096)
@@ -406,13 +407,9 @@ def test_a_resize_that_fails_changes_no_memory_that_kinds_share(
     engine.drain()
     scheduler = engine.scheduler
 
-    def failing(*_: object) -> None:
-        raise OSError("planted")
-
-    with monkeypatch.context() as planted:
-        planted.setattr(kind, "renewed", failing)
-        with pytest.raises(OSError, match="planted"):
-            scheduler.resize(20)
+    fault = Fault(Point(kind, "renewed"), lambda: OSError("planted"))
+    with fault.planted(), pytest.raises(OSError, match="planted"):
+        scheduler.resize(20)
     engine.fail()
     engine.resize(8)
     engine.resize(30)

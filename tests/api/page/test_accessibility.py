@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from mlxserve.request import FinishReason
@@ -9,6 +11,9 @@ from mlxserve.text.deltas import Delta, Usage
 from tests.api.fake_chat import FakeChat
 from tests.api.page.visits import Open, Visit
 from tests.api.serving import StartServer
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Locator
 
 pytestmark = pytest.mark.slow
 
@@ -96,6 +101,14 @@ def test_the_keyboard_reaches_everything_and_the_end_is_announced(
         assert seen.page.locator("#settings").is_hidden()
 
 
+def kept_chat(seen: Visit) -> Locator:
+    """Return the button that renames the only chat of the list."""
+    seen.until("Ready")
+    seen.ask("Stay here")
+    seen.wait_for_answers(1)
+    return seen.page.get_by_label("Rename Stay here")
+
+
 def draw_again(seen: Visit) -> None:
     """Have the list of chats asked for and drawn, as when the window comes to the front."""
     with seen.page.expect_response("**/api/v1/chats"):
@@ -107,10 +120,7 @@ def test_a_button_that_is_pressed_while_the_list_is_drawn_again_is_clicked(
     start_server: StartServer, visit: Open
 ) -> None:
     with visit(start_server().url) as seen:
-        seen.until("Ready")
-        seen.ask("Stay here")
-        seen.wait_for_answers(1)
-        rename = seen.page.get_by_label("Rename Stay here")
+        rename = kept_chat(seen)
         rename.hover()
         seen.page.mouse.down()
         draw_again(seen)
@@ -123,10 +133,7 @@ def test_the_keyboard_stays_in_the_list_of_chats_when_it_is_drawn_again(
     chat: FakeChat, start_server: StartServer, visit: Open
 ) -> None:
     with visit(start_server().url) as seen:
-        seen.until("Ready")
-        seen.ask("Stay here")
-        seen.wait_for_answers(1)
-        rename = seen.page.get_by_label("Rename Stay here")
+        rename = kept_chat(seen)
         rename.focus()
         draw_again(seen)
         assert seen.page.evaluate("document.activeElement.ariaLabel") == "Rename Stay here"

@@ -67,8 +67,9 @@ async function removed(card) {
   left.isGone = true; // nothing is written to it any more
   let reply = null;
   left.isGone = await attempt(async () => { reply = await remove(card.id); });
-  if (reply) rows.delete(card.id);
-  if (reply) $("chats-note").textContent = told(reply.cache);
+  if (!reply) return;
+  rows.delete(card.id);
+  $("chats-note").textContent = told(reply.cache);
 }
 
 function told({ pages, pages_on_disk, problem, models_not_loaded }) {
