@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,23 @@ def test_a_model_that_answers_is_unloaded_by_force_only(
     assert client.post(UNLOAD, json={"model": "slow", "force": True}).status_code == 200
     asked.join(60)
     assert "engine has stopped" in reply[0].text
+
+
+def test_any_number_of_loads_and_unloads_at_once_end_in_a_state_that_answers(
+    client: TestClient,
+) -> None:
+    bodies = [{"model": name} for name in ("first", "slow", "first-alias")]
+    paths = [(LOAD, UNLOAD)[number % 2] for number in range(60)]
+    with ThreadPoolExecutor(20) as threads:
+        replies = [
+            threads.submit(client.post, path, json=bodies[number % 3])
+            for number, path in enumerate(paths)
+        ]
+        found = {reply.result(60).status_code for reply in replies}
+    assert found == {200}
+    assert client.post(LOAD, json={"model": "first"}).json()["state"] == "loaded"
+    asked = client.post("/v1/completions", json={"model": "first", "prompt": "a"})
+    assert asked.status_code == 200, asked.text
 
 
 def test_users_neither_load_nor_see_what_is_loaded(registry: ModelRegistry, tmp_path: Path) -> None:

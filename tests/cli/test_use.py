@@ -52,6 +52,12 @@ def test_a_name_that_cannot_be_a_model_s_is_refused_with_suggestions(file: Path,
     assert not file.exists()
 
 
+@pytest.mark.parametrize("name", ["a\nport = 1", 'a"\nport = 1', "a\r\n[models.b]", "a\0b"])
+def test_no_name_adds_a_line_to_the_file(file: Path, run: Run, name: str) -> None:
+    assert run("use", name).code != 0
+    assert not file.exists()
+
+
 def test_a_server_with_another_model_is_named(file: Path, run: Run) -> None:
     with registered("http://127.0.0.1:8123", ["org/served"], needs_key=False):
         assert "The server at http://127.0.0.1:8123 keeps org/served" in run("use", "qwen3:4b").out

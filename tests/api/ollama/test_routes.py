@@ -677,7 +677,27 @@ def test_what_is_not_a_request_has_ollamas_shape_as_well(client: TestClient) -> 
     refused(client.post("/api/chat", content="{", headers=headers), 400)
     refused(client.post("/api/chat", content="", headers=headers), 400)
     assert refused(client.get("/api/chat"), 405).startswith("GET /api/chat is not allowed")
-    assert refused(client.post("/api/create", json={}), 404) == "There is no POST /api/create."
+
+
+@pytest.mark.parametrize(
+    "path", ["create", "copy", "push", "blobs/sha256:00", "blobs/sha256:00/../../x"]
+)
+def test_no_route_writes_a_model(client: TestClient, path: str) -> None:
+    said = refused(client.post(f"/api/{path}", json={"model": "fake", "from": "other"}), 404)
+    assert said.startswith("There is no POST /api/")
+
+
+@pytest.mark.parametrize("path", ["show", "pull", "generate", "chat", "embed"])
+@pytest.mark.parametrize(
+    "name",
+    ["../../etc/passwd", "https://example.org/x", "a\0b", "a\nb = 1", "-m", "/etc", "a" * 600],
+)
+def test_a_name_is_never_a_path_an_address_or_an_option(
+    client: TestClient, path: str, name: str
+) -> None:
+    reply = client.post(f"/api/{path}", json={"model": name, "messages": [USER], "prompt": "a"})
+    assert reply.status_code in (400, 404), reply.text
+    assert "Traceback" not in reply.text
 
 
 def test_keys_and_pages_are_checked_as_on_every_route(chat: FakeChat) -> None:
