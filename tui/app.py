@@ -55,6 +55,7 @@ from tui.widgets.dialogs import ChatChoice, HelpDialog
 from tui.widgets.message import MessageAct, MessageView
 from tui.widgets.welcome import Welcome
 from tui.widgets.window import ChatWindow
+from tui.workers import start_worker
 
 Handler = Callable[..., Awaitable[None] | None]  # gets the argument, if the command takes one
 # Seconds in which workers have to end when the window closes.
@@ -161,10 +162,10 @@ class ChatApp(App[None]):
         if self._is_quitting:
             return
         self.link.connect()
-        self.run_worker(self.link.watch(), group="watch")
-        self.run_worker(self._restore())
-        self.run_worker(self._start_tools())
-        self.run_worker(self._panel_placement.watch.run(), group="pages")
+        start_worker(self, self.link.watch, group="watch")
+        start_worker(self, self._restore)
+        start_worker(self, self._start_tools)
+        start_worker(self, self._panel_placement.watch.run, group="pages")
         self.run_worker(_import_the_rest, thread=True)
 
     async def _restore(self) -> None:
@@ -219,7 +220,7 @@ class ChatApp(App[None]):
     @on(ServerLink.Connected)
     def _connected(self) -> None:
         self.answering.status.show_header()
-        self.run_worker(self._model_switch.connected(), group="use", exclusive=True)
+        start_worker(self, self._model_switch.connected, group="use", exclusive=True)
         if self.link.connection is None:
             self.answering.queue.return_to_composer()
         else:
@@ -376,7 +377,7 @@ class ChatApp(App[None]):
             self.notify("Press Ctrl+C again to quit.", timeout=SECONDS)
 
     def _request_quit(self) -> None:
-        self.run_worker(self.action_quit(), group="quit")
+        start_worker(self, self.action_quit, group="quit")
 
     async def action_quit(self) -> None:
         """Save the text so far, then quit."""

@@ -22,15 +22,28 @@ if TYPE_CHECKING:
     from mlxserve.text.deltas import Delta, Usage
 
 
+class _Meter:
+    """Counts and times answers. Apart from them, since their stream holds what observes it."""
+
+    def __init__(self, metrics: Metrics, num_prompts: int, num_choices: int) -> None:
+        self.timers = [metrics.timer() for _ in range(num_prompts * num_choices)]
+        self.num_choices = num_choices
+        self.usages: dict[int, Usage] = {}
+
+    def observe(self, delta: Delta) -> None:
+        self.timers[delta.answer_index].observe(delta)
+        if delta.finish_reason is FinishReason.ABORT:
+            raise EngineStopped("The answer was stopped before its end. Ask again.")
+        if delta.usage is not None:
+            self.usages[delta.answer_index] = delta.usage
+
+
 class Answers:
     """The answers to one request, by index: `num_choices` in a row for each prompt."""
 
-    _stream: AnswerStream
-
-    def __init__(self, metrics: Metrics, num_prompts: int, num_choices: int) -> None:
-        self._timers = [metrics.timer() for _ in range(num_prompts * num_choices)]
-        self._num_choices = num_choices
-        self._usages: dict[int, Usage] = {}
+    def __init__(self, stream: AnswerStream, meter: _Meter) -> None:
+        self._stream = stream
+        self._meter = meter
 
     @classmethod
     async def submit(
@@ -42,21 +55,21 @@ class Answers:
         metrics: Metrics,
     ) -> Answers:
         """Queue the prompts, and time their answers. Raises the errors of `Writer.submit_all`."""
-        answers = cls(metrics, len(prompts), params.n)
-        answers._stream = await model.require_writer().submit_all(
-            prompts, params, options, observe=answers._observe
+        meter = _Meter(metrics, len(prompts), params.n)
+        stream = await model.require_writer().submit_all(
+            prompts, params, options, observe=meter.observe
         )
-        return answers
+        return cls(stream, meter)
 
     @property
     def tokens(self) -> Tokens:
         """Token counts of the answers that have begun; a prompt counts once for all its choices."""
-        return Tokens.from_usages(self._usages, self._num_choices)
+        return Tokens.from_usages(self._meter.usages, self._meter.num_choices)
 
     @property
     def timing(self) -> AnswerTimer:
         """The timer of the first answer."""
-        return self._timers[0]
+        return self._meter.timers[0]
 
     def __aiter__(self) -> AsyncIterator[Delta]:
         """The deltas of all answers as they come. Raises EngineStopped and GrammarFailed."""
@@ -69,10 +82,3 @@ class Answers:
     async def aclose(self) -> None:
         """Abort the answers that have not ended."""
         await self._stream.aclose()
-
-    def _observe(self, delta: Delta) -> None:
-        self._timers[delta.answer_index].observe(delta)
-        if delta.finish_reason is FinishReason.ABORT:
-            raise EngineStopped("The answer was stopped before its end. Ask again.")
-        if delta.usage is not None:
-            self._usages[delta.answer_index] = delta.usage

@@ -149,7 +149,7 @@ class ModelDispatch:
             routes = self._routes_of(text_model, adapter)
             scope[MODEL_NAMES] = routes.names
             scope[STARTED], scope[WAITED] = began, perf_counter() - began
-            scope[KEEP_ALIVE] = partial(self._keep, request, model.name)
+            scope[KEEP_ALIVE] = partial(self._keep, model.name)
             await routes.router(scope, receive, send)
 
     async def _by_query(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -167,7 +167,7 @@ class ModelDispatch:
             )
         await self._routes_of(text_model, adapter).router(scope, receive, send)
 
-    def _keep(self, request: Request, name: str, seconds: float) -> str | None:
+    def _keep(self, name: str, request: Request, seconds: float) -> str | None:
         """Unload a model after `seconds` without a use.
 
         Returns None, or the reason if the request may not decide this. Models that stay loaded by

@@ -40,8 +40,8 @@ T = TypeVar("T")
 PROBE_SECONDS = 0.02  # for what a chat template can do, which is mostly known
 _LOAD_SECONDS = 5.0  # of a model of some GB
 ENCODE_SECONDS = 0.05  # of a large reply, some MiB; what it takes is charged
-# In the scope of a request to a model: `(seconds) -> str | None`, which sets how long it stays
-# loaded without a use. It returns None, or the reason if the request may not decide this.
+# In the scope of a request to a model: `(request, seconds) -> str | None`, which sets how long it
+# stays loaded without a use. It returns None, or the reason if the request may not decide this.
 KEEP_ALIVE = "mlxserve.keep_alive"
 # In the scope of a request to a model: when it was passed on (`perf_counter`), and the seconds for
 # which it then waited for its model.
@@ -65,7 +65,8 @@ def enter(scope: Scope, executor: FairExecutor) -> None:
 def leave(scope: Scope) -> None:
     """Release the memory of a request's body and images, and stop watching for its client."""
     _close_holds(scope)
-    gone: asyncio.Future[None] | None = scope.get(_GONE)
+    # Its context holds the scope.
+    gone: asyncio.Future[None] | None = scope.pop(_GONE, None)
     if gone is not None:
         gone.cancel()
 
@@ -186,6 +187,8 @@ async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, T]) -
         if not task.done():
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
+        # The traceback of the task's error holds this frame.
+        del task, awaited
 
 
 def _gone(request: Request) -> asyncio.Future[None]:

@@ -162,6 +162,9 @@ class _Job:
     has_left: bool = False  # its client
     began: float | None = None
 
+    def is_wanted(self) -> bool:
+        return not self.has_left
+
 
 class FairExecutor:
     """The executor of a loaded model. Thread-safe, for any event loop."""
@@ -212,6 +215,8 @@ class FairExecutor:
         finally:
             if in_loop:
                 self._end(job)
+            # An error's traceback holds this frame, and the job holds the error.
+            del job
         return result
 
     def charge(self, client: str, seconds: float) -> None:
@@ -295,17 +300,20 @@ class FairExecutor:
                 if job.work.place is RunsIn.LOOP:
                     job.result.set_result(None)
                 else:
-                    self._threads[lane].submit(self._work, job)
+                    self._threads[lane].submit(self._work, [job])
 
     def _may_start(self, lane: Lane, client: str) -> bool:
         return not client or self._num_running[lane, client] < MAX_CLIENT_PLACES[lane]
 
-    def _work(self, job: _Job) -> None:
-        """Run a job on a thread of the lane."""
+    def _work(self, jobs: list[_Job]) -> None:
+        """Run the one job of a list on a thread of the lane."""
+        # An error's traceback holds this frame and the thread's, and the job holds the error. A
+        # request in such a cycle would stay until garbage is collected.
+        job = jobs.pop()
         result: Any = None
         error: BaseException | None = None
         try:
-            with while_wanted(lambda: not job.has_left):
+            with while_wanted(job.is_wanted):
                 result = job.work.run()
         except BaseException as raised:  # noqa: BLE001  (raised again where the job was asked for)
             error = raised
@@ -314,6 +322,7 @@ class FairExecutor:
             job.result.set_result(result)
         else:
             job.result.set_exception(error)
+        del job, error
 
     def _end(self, job: _Job) -> None:
         """Free the place of a job, if it has begun, and charge what it took."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from mlxserve.api import fair_work
 from mlxserve.api.access import gate
 from mlxserve.api.prompts import Prompts
 from mlxserve.api.server import loop_watch
@@ -14,8 +15,10 @@ from mlxserve.helpers.piecewise import Piecewise
 from mlxserve.history import search_index, store
 from mlxserve.history.chat_file import StoreError
 from mlxserve.system import files
-from tests.api import test_images, test_loop
+from tests.api import test_images, test_loop, test_released_requests
 from tests.api.conftest import chat as chat
+from tests.api.conftest import real_chat as real_chat
+from tests.api.conftest import serve_real as serve_real
 from tests.api.conftest import start_server as start_server
 from tests.api.native import test_chats
 from tests.api.native.test_chats import home as home
@@ -26,6 +29,7 @@ from tests.api.server import test_loop_watch
 from tests.api.test_loop import _own_files as _own_files
 from tests.api.test_loop import client as client
 from tests.api.test_loop import meter as meter
+from tests.api.test_released_requests import released as released
 from tests.helpers import test_fair_executor
 from tests.helpers.test_fair_executor import executor as executor
 from tests.history import test_search_index, test_store
@@ -132,9 +136,41 @@ FOUND: dict[str, Bug] = {
     "forget whose a request's tasks are": Bug(
         loop_watch,
         "_task_of_request",
-        "_requests[task] = scope",
+        "_requests[task] = request",
         "pass",
         test_loop_watch.test_the_tasks_of_a_request_are_its_own_and_those_of_others_are_not,
+    ),
+    "keep a request by the error of its work": Bug(
+        FairExecutor,
+        "run",
+        "del job",
+        "pass",
+        test_released_requests.test_a_request_to_a_model_is_released,
+        {"name": "a picture", "leaves": False},
+    ),
+    "keep a request by the thread of its work": Bug(
+        FairExecutor,
+        "_work",
+        "del job, error",
+        "pass",
+        test_released_requests.test_a_request_to_a_model_is_released,
+        {"name": "a picture", "leaves": False},
+    ),
+    "keep a request by the watch for its client": Bug(
+        gate,
+        "leave",
+        "scope.pop(_GONE, None)",
+        "scope.get(_GONE)",
+        test_released_requests.test_a_request_to_a_model_is_released,
+        {"name": "an answer", "leaves": False},
+    ),
+    "keep a request by the task that is cancelled with its client": Bug(
+        fair_work,
+        "cancel_on_disconnect",
+        "del task, awaited",
+        "pass",
+        test_released_requests.test_a_request_to_a_model_is_released,
+        {"name": "a picture", "leaves": False},
     ),
     "take a path of an attacker for a label": Bug(
         LoopWatch,

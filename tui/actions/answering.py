@@ -32,6 +32,7 @@ from tui.talk.errors import ContextFull
 from tui.talk.pieces import Piece
 from tui.widgets.message import AnswerView
 from tui.widgets.window import ChatWindow
+from tui.workers import start_worker
 
 _FRAMES_PER_SECOND = 15
 
@@ -46,7 +47,7 @@ class Answering:
         self._open_chat = open_chat
         self._link = link
         self._window = window
-        self._operations = Operations(partial(window.run_worker, group="operation"))
+        self._operations = Operations(partial(start_worker, window, group="operation"))
         self.queue = QuestionQueue(window)
         self.status = ChatStatus(
             open_chat, link, window, lambda: [tools.label, self.sampling.label]

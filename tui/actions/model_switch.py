@@ -20,6 +20,7 @@ from tui.actions.server_link import ServerLink
 from tui.chat.download_speed import DownloadSpeed
 from tui.chat.open_chat import OpenChat
 from tui.widgets.models_dialog import ModelsDialog
+from tui.workers import start_worker
 
 
 @dataclass
@@ -46,7 +47,7 @@ class ModelSwitch:
         elif name in served:
             self._use(Model(name, ModelOrigin.SERVER))
         elif can_change:
-            self._app.run_worker(self._get_ready(name), group="model", exclusive=True)
+            start_worker(self._app, partial(self._get_ready, name), group="model", exclusive=True)
         else:
             known = ", ".join(one_line(model, 60) for model in served[:8])
             self._app.notify(
@@ -89,7 +90,9 @@ class ModelSwitch:
             connection.ask(model.name)
             self._answering.status.show_header()
             if self._link.can_change_model and ("/" in model.name or model.name == BUNDLED):
-                self._app.run_worker(self._remember(model.name), group="use", exclusive=True)
+                start_worker(
+                    self._app, partial(self._remember, model.name), group="use", exclusive=True
+                )
         elif model.refusal:
             self._keep(model.refusal)
         else:

@@ -14,6 +14,7 @@ from mlxserve.system.terminal_text import one_line
 from tui.talk.connection import ConnectOptions, Connector, ServerConnection
 from tui.talk.errors import ChatError
 from tui.widgets.window import ChatWindow
+from tui.workers import start_worker
 
 _WATCH_SECONDS = 0.5  # between checks of the server's process
 # A server that exits again this soon is not restarted.
@@ -63,7 +64,7 @@ class ServerLink:
         """Connect in the background. Does nothing while already connecting."""
         if not self._is_connecting:
             self._is_connecting = True
-            self._window.run_worker(self._connect(), group="connect")
+            start_worker(self._window, self._connect, group="connect")
 
     @property
     def can_change_model(self) -> bool:

@@ -11,6 +11,7 @@ from tui.actions.server_link import ServerLink
 from tui.chat.open_chat import OpenChat
 from tui.widgets.welcome import MAX_RECENT, WelcomeFacts
 from tui.widgets.window import ChatWindow
+from tui.workers import start_worker
 
 
 @dataclass
@@ -25,7 +26,7 @@ class Welcoming:
 
     def begin(self) -> None:
         """Fill the welcome in the background, replacing an earlier run."""
-        self._window.run_worker(self._fill(), group="welcome", exclusive=True)
+        start_worker(self._window, self._fill, group="welcome", exclusive=True)
 
     async def _fill(self) -> None:
         facts = WelcomeFacts(self._link.model, recent=await self._recent())

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
+from typing import Any
 
 from mlxserve.history.messages import StoredMessage
 from tui.chat.live_answer import LiveAnswer
@@ -18,8 +20,8 @@ Operation = Callable[[], Awaitable[None]]
 class Operations:
     """Runs operations in the order of `begin`."""
 
-    def __init__(self, run: Callable[[Coroutine[None, None, None]], object]) -> None:
-        # Starts a coroutine in the background.
+    def __init__(self, run: Callable[[Callable[[], Coroutine[Any, Any, None]]], object]) -> None:
+        # Starts a coroutine function in the background.
         self._run = run
         self._lock = asyncio.Lock()
         # Running, or waiting for the lock.
@@ -34,7 +36,7 @@ class Operations:
         """Stop the running answer and queue this operation; call `after` at its end."""
         self.stop_answer()
         self._count += 1
-        self._run(self._execute(operation, after))
+        self._run(partial(self._execute, operation, after))
 
     def stop_answer(self) -> None:
         """Stop the running answer, if there is one; its text so far is kept."""

@@ -38,6 +38,7 @@ from tui.engine.panel_text import (
 )
 from tui.talk.engine_state import EngineStats
 from tui.talk.errors import ChatError, NoEngine
+from tui.workers import start_worker
 
 if TYPE_CHECKING:
     # Imports httpx, which takes longer than the first picture may.
@@ -148,7 +149,7 @@ class EnginePanel(Vertical):
         self.set_interval(POLL_SECONDS, self.show_answer)
         self._watch.changed = self._show_change
         self._watch.ask_again()
-        self.run_worker(self._follow(), group="numbers")
+        start_worker(self, self._follow, group="numbers")
 
     def on_unmount(self) -> None:
         if self._watch.changed == self._show_change:

@@ -10,6 +10,7 @@ all.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import ClassVar
 
 from textual.app import App, ComposeResult
@@ -20,6 +21,7 @@ from textual.screen import Screen
 
 from tui.engine.page_watch import PageWatch
 from tui.engine.panel import STRIP, EnginePanel, PanelInput
+from tui.workers import start_worker
 
 # Rows of a window from which a strip leaves room for the chat.
 _STRIP_HEIGHT = 20
@@ -68,9 +70,9 @@ class PanelPlacement:
         """Move the panel to where there is room."""
         if isinstance(self._app.screen, EngineScreen) and _has_room_beside(size):
             self._app.pop_screen()
-            self._app.run_worker(self._show(size), group="engine-panel")
+            start_worker(self._app, partial(self._show, size), group="engine-panel")
         elif self._beside and self._beside.first().has_class(STRIP) == _has_room_beside(size):
-            self._app.run_worker(self._move(size), group="engine-panel")
+            start_worker(self._app, partial(self._move, size), group="engine-panel")
 
     async def _move(self, size: Size) -> None:
         await self._beside.remove()

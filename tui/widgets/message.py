@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from typing import ClassVar
 
 from rich.style import Style
@@ -36,6 +37,7 @@ from tui.paint.painter import LINK, Painter, quoted
 from tui.paint.theme import Palette
 from tui.widgets.round_lines import RoundLines
 from tui.widgets.strips import StripView
+from tui.workers import start_worker
 
 SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 # A flush may take a fifth of the time: slow painting happens less often instead of lagging.
@@ -185,8 +187,8 @@ class AnswerView(MessageView):
         stream = MarkdownStream(self._painter)
         stream.feed(self.message.text)
         stream.glance()
-        self._painting = self.run_worker(
-            self._show_whole(stream, self._painter.twin(self.app.call_from_thread))
+        self._painting = start_worker(
+            self, partial(self._show_whole, stream, self._painter.twin(self.app.call_from_thread))
         )
         return stream
 

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import ClassVar
 
 from textual import on
@@ -27,6 +28,7 @@ from mlxserve.system.terminal_text import one_line
 from tui.chat.download_speed import DownloadSpeed
 from tui.chat.stats_text import bar
 from tui.widgets.dialog import DialogList, ListDialog
+from tui.workers import start_worker
 
 _BAR_WIDTH = 16
 _WIDE = 100  # columns from which a repository's owner is shown
@@ -76,7 +78,7 @@ class ModelsDialog(ListDialog[Model | str | None, Model | str | HubSearch]):
             self.say("The server was not started here, so its models cannot be changed.")
         else:
             self.say("Listing the models on this machine …")
-            self.run_worker(self._find(self._models), group="find")
+            start_worker(self, partial(self._find, self._models), group="find")
 
     async def _find(self, models: ModelCatalog) -> None:
         try:
@@ -160,7 +162,7 @@ class ModelsDialog(ListDialog[Model | str | None, Model | str | HubSearch]):
         if isinstance(row, str):
             self.dismiss(row)
         elif isinstance(row, HubSearch):
-            self.run_worker(self._search(row.words), group="search", exclusive=True)
+            start_worker(self, partial(self._search, row.words), group="search", exclusive=True)
         elif row.is_gguf and not row.is_here:
             self.query_one(Input).value = f"{row.name}:{_USUAL_QUANTISATION}"
             self.say("Enter takes this quantisation of its files; another one may be named.")
@@ -215,7 +217,7 @@ class ModelsDialog(ListDialog[Model | str | None, Model | str | HubSearch]):
         else:
             self._marked = None
             self.say(f"Deleting {name} …")
-            self.run_worker(self._remove(self._models, row), group="delete")
+            start_worker(self, partial(self._remove, self._models, row), group="delete")
 
     async def _search(self, words: str) -> None:
         """Add the models of the hub."""

@@ -16,6 +16,7 @@ from mlxserve.mcp.session import ServerState
 from mlxserve.mcp.toolbox import Permission, ServerCard, Tool, Toolbox
 from mlxserve.system.terminal_text import one_line
 from tui.widgets.dialog import Dialog
+from tui.workers import start_worker
 
 _SIGNS = {
     ServerState.READY: "●",
@@ -91,10 +92,13 @@ class ToolsDialog(Dialog[None]):
         if isinstance(row, ServerCard):
             is_on = not row.is_on or row.state is ServerState.FAILED
             change = partial(self._toolbox.switch, row.name, is_on=is_on)
-            self.run_worker(self._change(change), group=row.name)
+            start_worker(self, partial(self._change, change), group=row.name)
         else:
-            self.run_worker(
-                self._change(partial(self._toolbox.permit, row.name, _NEXT[row.permission]))
+            start_worker(
+                self,
+                partial(
+                    self._change, partial(self._toolbox.permit, row.name, _NEXT[row.permission])
+                ),
             )
 
     async def _change(self, change: Callable[[], Awaitable[None]]) -> None:

@@ -28,7 +28,7 @@ from mlxserve.api.fair_work import attach, enter, leave
 from mlxserve.api.paths import CanonicalPaths
 from mlxserve.api.server.drain import Drain
 from mlxserve.api.server.in_flight import EarlyEnd, InFlight
-from mlxserve.api.server.loop_watch import enter_request
+from mlxserve.api.server.loop_watch import tasks_of
 from mlxserve.helpers.fair_executor import FairExecutor
 
 
@@ -76,7 +76,7 @@ class Gate:
         except ApiError as refusal:
             await error_response(refusal)(scope, receive, reply.send)
             return
-        with self._open_requests.entered("" if key is None else key.sha256) as end:
+        with tasks_of(scope), self._open_requests.entered(key.sha256 if key else "") as end:
             await self._pass(scope, receive, reply, key, end)
 
     async def _pass(
@@ -90,7 +90,6 @@ class Gate:
             if not reply.has_started:
                 task.cancel()
 
-        enter_request(scope)
         scope["mlxserve.end"] = end
         end.add_done_callback(cancel)
         try:

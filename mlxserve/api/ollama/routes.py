@@ -134,7 +134,7 @@ class Ollama:
     def _keep(self, request: Request, body: OllamaRequest) -> None:
         """Keep the model loaded for as long as the request says."""
         if body.keep_alive is not None:
-            request.scope[KEEP_ALIVE](body.keep_alive)
+            request.scope[KEEP_ALIVE](request, body.keep_alive)
 
     def _check(self, request: Request, body: OllamaGeneration, what: str) -> None:
         """Refuse features that the model lacks, worded so that clients recognise it and go on without.
@@ -161,7 +161,7 @@ class Ollama:
     def _loaded(self, request: Request, body: OllamaGeneration, reply: OllamaReply) -> Response:
         """Reply to a request without a prompt, which loads or unloads the model."""
         ending = {"done": True, "done_reason": "unload" if body.unloads else "load"}
-        if body.unloads and (reason := request.scope[KEEP_ALIVE](0.0)) is not None:
+        if body.unloads and (reason := request.scope[KEEP_ALIVE](request, 0.0)) is not None:
             ending |= {"done_reason": "load", "warning": f"keep_alive: {reason}"}
             warn(request, f"keep_alive: {reason}")
         return lines_or_object(body, [{**reply.piece(), **ending}])

@@ -15,7 +15,8 @@ import asyncio
 import sys
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -33,9 +34,18 @@ IDLE_TICK = (
 CONNECTIONS = "connections"  # what no request does: reading and writing of sockets
 _UNKNOWN = "unknown"  # a path that no route has
 
-_request: ContextVar[Scope | None] = ContextVar("request", default=None)
-# The request of each task; the watch looks at it from its own thread.
-_requests: WeakKeyDictionary[asyncio.Task[Any], Scope] = WeakKeyDictionary()
+
+@dataclass(slots=True)
+class _Request:
+    """A request. Contexts of its tasks outlive it: a cancelled timer keeps one until its time."""
+
+    scope: Scope | None  # None once it has been answered
+
+
+_request: ContextVar[_Request | None] = ContextVar("request", default=None)
+# The request of each task; the watch looks at it from its own thread. A scope that stayed would keep
+# its tasks, and these the scope.
+_requests: WeakKeyDictionary[asyncio.Task[Any], _Request] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +142,8 @@ class LoopWatch:
         if frame is None or frame.f_code.co_name == "select":
             return None
         task = asyncio.current_task(self._loop)
-        scope = None if task is None else _requests.get(task)
+        request = None if task is None else _requests.get(task)
+        scope = None if request is None else request.scope
         return (CONNECTIONS if scope is None else self._route_of(scope)), scope
 
     def _route_of(self, scope: Scope) -> str:
@@ -157,12 +168,18 @@ class LoopWatch:
             self._charge(scope, seconds)
 
 
-def enter_request(scope: Scope) -> None:
-    """Register the current task, and those that it creates, as the request's."""
-    _request.set(scope)
+@contextmanager
+def tasks_of(scope: Scope) -> Iterator[None]:
+    """Register the current task, and those that it creates, as the request's, until it is answered."""
+    request = _Request(scope)
+    _request.set(request)
     task = asyncio.current_task()
     assert task is not None
-    _requests[task] = scope
+    _requests[task] = request
+    try:
+        yield
+    finally:
+        request.scope = None
 
 
 def _task_of_request(
@@ -170,6 +187,6 @@ def _task_of_request(
 ) -> asyncio.Task[Any]:
     """Make a task that belongs to the request of the current context."""
     task = asyncio.Task(coroutine, loop=loop, **options)
-    if (scope := _request.get()) is not None:
-        _requests[task] = scope
+    if (request := _request.get()) is not None:
+        _requests[task] = request
     return task

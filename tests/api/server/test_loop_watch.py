@@ -20,7 +20,7 @@ from mlxserve.api.access.policy import AccessPolicy
 from mlxserve.api.app import create_app
 from mlxserve.api.errors import json_response
 from mlxserve.api.native.tokenization import Tokenization
-from mlxserve.api.server.loop_watch import CONNECTIONS, LoopWatch, enter_request
+from mlxserve.api.server.loop_watch import CONNECTIONS, LoopWatch, tasks_of
 from mlxserve.helpers.fair_executor import FairExecutor
 from tests.api.fake_chat import FakeChat
 from tests.waiting import wait_until
@@ -72,8 +72,8 @@ def test_a_route_that_holds_the_loop_is_named_and_its_client_charged() -> None:
     loop = Loop()
 
     async def work(block: Callable[[], None]) -> None:
-        enter_request(SCOPE)
-        block()
+        with tasks_of(SCOPE):
+            block()
 
     loop.held_by(work)
     [(route, seconds)] = loop.watch.seconds_by_route.items()
@@ -91,8 +91,8 @@ def test_the_tasks_of_a_request_are_its_own_and_those_of_others_are_not() -> Non
         block()
 
     async def work(block: Callable[[], None]) -> None:
-        enter_request(SCOPE)
-        await asyncio.create_task(inner(block))
+        with tasks_of(SCOPE):
+            await asyncio.create_task(inner(block))
 
     loop.held_by(work)
     assert list(loop.watch.seconds_by_route) == ["GET /chats/{id}"]
@@ -106,8 +106,8 @@ def test_a_path_that_no_route_has_is_one_label() -> None:
     loop = Loop()
 
     async def work(block: Callable[[], None]) -> None:
-        enter_request({**SCOPE, "path": "/of/an/attacker"})
-        block()
+        with tasks_of({**SCOPE, "path": "/of/an/attacker"}):
+            block()
 
     loop.held_by(work)
     assert list(loop.watch.seconds_by_route) == ["unknown"]

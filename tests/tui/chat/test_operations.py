@@ -1,5 +1,5 @@
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 
 import pytest
 
@@ -40,8 +40,8 @@ class Background:
         async with asyncio.timeout(60):
             await asyncio.gather(*self.tasks)
 
-    def _run(self, coroutine: Coroutine[None, None, None]) -> None:
-        self.tasks.append(asyncio.create_task(coroutine))
+    def _run(self, work: Callable[[], Coroutine[None, None, None]]) -> None:
+        self.tasks.append(asyncio.create_task(work()))
 
 
 def endless_answer(has_begun: asyncio.Event) -> LiveAnswer:
