@@ -94,7 +94,7 @@ class _LoadedModel:
 class AsyncLLM(_LoadedModel):
     """A model and its engine, for use in an event loop. Only loading the model blocks.
 
-    llm = AsyncLLM("qwen3:4b", max_num_seqs=16)
+    llm = AsyncLLM("qwen3.5:4b", max_num_seqs=16)
     output = await llm.chat([{"role": "user", "content": "Hello"}])
     async for delta in llm.stream("Once upon", SamplingParams(max_tokens=32)):
         print(delta.text, end="")
@@ -344,7 +344,7 @@ def _waits(
 class LLM(_LoadedModel):
     """A model and its engine, for scripts: every call waits for its result.
 
-    with LLM("qwen3:4b") as llm:  # closes the engine at the end of the block
+    with LLM("qwen3.5:4b") as llm:  # closes the engine at the end of the block
         outputs = llm.generate(["Once upon", "There was"], SamplingParams(max_tokens=32))
         print([output.text for output in outputs])
 

@@ -28,21 +28,20 @@ from tests.geometries import Geometry, StepShape, operations
 
 # Today's Macs, in GB, and models that people run on them.
 TABLE: Final = (
+    (8, "LFM2.5-2.6B-MLX-4bit"),
     (8, "gemma-4-e2b-it-4bit"),
-    (8, "Qwen3-4B-4bit"),
-    (16, "Qwen3-8B-4bit"),
+    (16, "Qwen3.5-4B-MLX-4bit"),
     (16, "Qwen3.5-9B-MLX-4bit"),
-    (16, "gemma-3-12b-it-4bit"),
+    (16, "gemma-4-12B-it-4bit"),
+    (24, "Ternary-Bonsai-27B-mlx-2bit"),
     (24, "gpt-oss-20b-MXFP4-Q8"),
-    (24, "Qwen3-14B-4bit"),
-    (32, "Qwen3-30B-A3B-4bit"),
-    (32, "Qwen3.5-35B-A3B-4bit"),
+    (32, "Qwen3.8-27B-MLX-4bit"),
+    (32, "Qwen3.6-35B-A3B-4bit"),
     (32, "gemma-4-31b-it-4bit"),
     (36, "Qwen3-32B-4bit"),
-    (36, "gemma-3-27b-it-4bit"),
     (48, "gemma-4-31b-it-4bit"),
-    (64, "Qwen3-Next-80B-A3B-Instruct-4bit"),
-    (128, "Qwen3-Next-80B-A3B-Instruct-4bit"),
+    (64, "Qwen3-Coder-Next-4bit"),
+    (128, "gpt-oss-120b-MXFP4-Q8"),
 )
 _UTILIZATION_BEFORE: Final = 0.9
 _NUM_SEQS: Final = 64

@@ -111,7 +111,7 @@ class Downloads:
         await asyncio.gather(*filter(None, tasks), return_exceptions=True)
 
     async def index(self, request: Request) -> Response:
-        """Lists downloads since the start, and the largest model that this machine runs well."""
+        """Lists downloads since the start, and the model that suits this machine best."""
         await _require_owner(request)
         offered = None if self._register is None else await self._suited()
         return json_response(

@@ -128,18 +128,18 @@ def _options(
 
 _SERVE_EXAMPLES = """\
 mlxserve serve                                       the model of `mlxserve use`, else the included one
-mlxserve serve qwen3:4b                              a model of Hugging Face
+mlxserve serve qwen3.5:4b                              a model of Hugging Face
 mlxserve serve ./my-model --port 9000                a folder
 """
 _RUN_EXAMPLES = """\
 mlxserve run "What is a page?"
-mlxserve run qwen3:4b "Why is the sky blue?"
-git diff | mlxserve run qwen3:4b "Write a commit message"
+mlxserve run qwen3.5:4b "Why is the sky blue?"
+git diff | mlxserve run qwen3.5:4b "Write a commit message"
 mlxserve run                                         open the chat
 """
 _CHAT_EXAMPLES = """\
 mlxserve chat                                        with your running server, or its own
-mlxserve chat qwen3:4b
+mlxserve chat qwen3.5:4b
 mlxserve chat --url http://127.0.0.1:8000            with a server that runs
 """
 

@@ -13,7 +13,7 @@ from mlxserve.cli.streams import print_safe
 
 VARIABLE = "_MLXSERVE_COMPLETE"  # set by a shell that asks what completes a line
 _PLAIN = re.compile(r"[\w./:@+-]+")  # names that no shell reads as anything else
-# bash ends a word at a colon, which names such as qwen3:4b contain: ask for the whole word, and leave out
+# bash ends a word at a colon, which names such as qwen3.5:4b contain: ask for the whole word, and leave out
 # what stands before the last colon already. For bash 3.2, macOS's, as well.
 _WITH_COLONS = r"""
 _mlxserve_completion_with_colons() {
@@ -83,9 +83,9 @@ def first_model(ctx: typer.Context, incomplete: str) -> list[str]:
 
 def well_known_models(incomplete: str) -> list[str]:
     """Complete short names of models that can be downloaded."""
-    from mlxserve.hub.known_models import REPOSITORIES, short_name
+    from mlxserve.hub.known_models import short_names
 
-    return _offered(map(short_name, REPOSITORIES), incomplete)
+    return _offered(short_names(), incomplete)
 
 
 def served_models(incomplete: str) -> list[str]:
@@ -97,12 +97,12 @@ def served_models(incomplete: str) -> list[str]:
 
 def _names(incomplete: str, *, downloaded_only: bool) -> list[str]:
     from mlxserve.hub.catalog import Origin, places
-    from mlxserve.hub.known_models import REPOSITORIES, short_name
+    from mlxserve.hub.known_models import short_name
 
     names = [
         name for name, source, _ in places() if not downloaded_only or source is Origin.DOWNLOADED
     ]
-    short = [short_name(name) for name in names if name in REPOSITORIES]
+    short = [known for name in names if (known := short_name(name)) is not None]
     return _offered((*short, *names), incomplete)
 
 

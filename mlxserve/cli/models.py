@@ -15,9 +15,8 @@ from mlxserve.core.errors import MlxServeError
 
 if TYPE_CHECKING:
     from mlxserve.hub.catalog import Entry, MemoryFit
+    from mlxserve.hub.recommendation import Recommendation
     from mlxserve.system.device_memory import MemoryLimit
-
-_USEFUL_CONTEXT = 8192  # tokens
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
@@ -38,58 +37,75 @@ def models(settings: Settings, json: Json = False) -> None:
     drafter = _drafter_in(known, engine)
     rows = [(entry, fit_of(entry, engine, drafter)) for entry in known]
     adapters = _adapters(settings)
+    suited = recommended_for(engine)
     if json:
         cards = [card_of(entry, fit) for entry, fit in rows]
-        card = {"memory": memory.nbytes, "context": context, "disk_free": catalog.disk_free()}
+        card = {
+            "memory": memory.nbytes,
+            "context": context,
+            "disk_free": catalog.disk_free(),
+            "recommended": {"best": suited.best, "faster": suited.faster},
+        }
         print_safe(json_format.dumps({**card, "models": cards, "adapters": adapters}))
         return
     here = [(entry, fit) for entry, fit in rows if entry.source is not catalog.Origin.SUGGESTED]
-    best = best_of(rows)
-    _print("On this machine", here, best)
+    _print("On this machine", here, suited)
     if adapters:
         print_safe("Adapters, as `serve` offers them:")
     for adapter in adapters:
-        print_safe(f"  {adapter['name']:48} {adapter['refusal'] or adapter['folder']}")
-    _print("To download with `mlxserve pull NAME`", [row for row in rows if row not in here], best)
+        print_safe(f"  {adapter['name']:58} {adapter['refusal'] or adapter['folder']}")
+    _print(
+        "To download with `mlxserve pull NAME`", [row for row in rows if row not in here], suited
+    )
     if any(fit.num_windows for _, fit in rows):
         print_safe(
             "A window is what some layers keep of one running request, or of a conversation to be continued: the last "
             "tokens only. Windows and tokens of context share memory, which moves between them (docs/tuning.md)."
         )
-    if best is not None:
-        print_safe("★ is the largest that this machine runs with a useful context.")
+    if suited.best is not None:
+        print_safe(
+            "★ suits this machine best, with 16,384 tokens of context beside other programs; ☆ answers faster."
+        )
 
 
-def _print(title: str, rows: "Sequence[tuple[Entry, MemoryFit]]", best: "Entry | None") -> None:
+def _print(title: str, rows: "Sequence[tuple[Entry, MemoryFit]]", suited: "Recommendation") -> None:
+    from mlxserve.hub.known_models import short_name
+
     print_safe(f"{title}:")
-    print_safe(f"  {'Model':48} {'Short name':16} {'From':10} {'Kind':4} {'Size':>9}  Context")
+    print_safe(f"  {'Model':58} {'Short name':26} {'From':10} {'Kind':4} {'Size':>9}  Context")
     for entry, fit in rows:
-        sign = "★" if entry is best else " "
+        sign = "★" if entry.name == suited.best else "☆" if entry.name == suited.faster else " "
         size = f"{entry.weight_size / 1e9:.2f} GB"
         purpose = f" ({made_for})" if (made_for := _made_for(entry)) else ""
-        short = _short_of(entry) or ""
+        short = short_name(entry.name) or ""
         print_safe(
-            f"{sign} {entry.name:48} {short:16} {entry.source:10} {entry.format:4} {size:>9}  {fit_text(fit)}{purpose}"
+            f"{sign} {entry.name:58} {short:26} {entry.source:10} {entry.format:4} {size:>9}  {fit_text(fit)}{purpose}"
         )
 
 
 def _made_for(entry: "Entry") -> str:
-    what = [entry.purpose, "vision" if entry.has_vision else "", "head" if entry.has_head else ""]
+    from mlxserve.hub.known_models import draft_of
+
+    what = [
+        entry.purpose,
+        "vision" if entry.has_vision else "",
+        "head" if entry.has_head else "",
+        "draft repository" if draft_of(entry.name) else "",
+    ]
     return ", ".join(filter(None, what))
 
 
-def best_of(rows: "Sequence[tuple[Entry, MemoryFit]]") -> "Entry | None":
-    """Return the largest text model with room for a useful context, as the picker stars it."""
-    from mlxserve.hub.catalog import Origin
+def recommended_for(engine: EngineConfig) -> "Recommendation":
+    """Return which models of the catalogue suit a server with these options."""
+    from mlxserve.hub.recommendation import recommend
+    from mlxserve.system import machine
 
-    fitting = [
-        entry
-        for entry, fit in rows
-        if not entry.purpose
-        and entry.source is not Origin.BUNDLED
-        and (fit.fits or fit.num_tokens >= _USEFUL_CONTEXT)
-    ]
-    return max(fitting, key=lambda entry: entry.weight_size, default=None)
+    return recommend(
+        memory_for(engine),
+        is_metal=machine.is_metal(),
+        options=engine.scheduler,
+        in_8_bits=engine.kv_cache_dtype == "q8",
+    )
 
 
 def _adapters(settings: Settings) -> list[dict[str, str | None]]:
@@ -150,21 +166,18 @@ def fit_text(fit: "MemoryFit") -> str:
     return f"{text}, {'1 window' if fit.num_windows == 1 else f'up to {fit.num_windows} windows'}"
 
 
-def _short_of(entry: "Entry") -> str | None:
-    from mlxserve.hub.known_models import REPOSITORIES, short_name
-
-    return short_name(entry.name) if entry.name in REPOSITORIES else None
-
-
 def card_of(entry: "Entry", fit: "MemoryFit") -> dict[str, Any]:
+    from mlxserve.hub.known_models import draft_of, short_name
+
     return {
         "name": entry.name,
-        "short_name": _short_of(entry),
+        "short_name": short_name(entry.name),
         "source": str(entry.source),
         "format": str(entry.format),
         "purpose": entry.purpose or "completion",
         "vision": entry.has_vision,
         "head": entry.has_head,
+        "draft": draft_of(entry.name) or None,
         "weight_size": entry.weight_size,
         "needed": fit.needed,
         "context": fit.context,

@@ -33,7 +33,7 @@ from tui.chat.sampling import HIGHEST_TEMPERATURE
 if TYPE_CHECKING:
     from mlxserve.chat.text_model import TextModel
 
-# A name as `qwen3:4b`, of a model that is known or not; few prompts of one word look so.
+# A name as `qwen3.5:4b`, of a model that is known or not; few prompts of one word look so.
 _SIZED = re.compile(r"[a-z][\w.-]*:e?\d+(\.\d+)?[bm](-[\w.-]+)?", re.IGNORECASE)
 
 
@@ -174,7 +174,7 @@ def model_and_prompt(words: Sequence[str]) -> tuple[str | None, str | None]:
 
 
 def _is_model(word: str) -> bool:
-    """True if a word names a model, such as `qwen3:4b`, a family or a model folder."""
+    """True if a word names a model, such as `qwen3.5:4b`, a family or a model folder."""
     from mlxserve.hub.embedded import MODEL_NAME
     from mlxserve.hub.files import existing_path
     from mlxserve.hub.gguf_places import find_gguf

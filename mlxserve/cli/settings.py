@@ -7,7 +7,7 @@ with dashes. A table for a model goes before what the file says for all of them:
 
     max_num_seqs = 16
 
-    [models."mlx-community/Qwen3-4B-4bit"]
+    [models."mlx-community/Qwen3.5-4B-MLX-4bit"]
     aliases = ["coder"]
     max_model_len = 32768
 

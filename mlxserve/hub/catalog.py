@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from fractions import Fraction
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -36,18 +37,10 @@ from mlxserve.hub.gguf_places import (
 from mlxserve.hub.head_families import family_of, has_head
 from mlxserve.hub.headers import read_shapes
 from mlxserve.hub.hub_cache import hub_cache, repositories, snapshots
-from mlxserve.hub.known_models import (
-    BITS_PER_WEIGHT,
-    KNOWN,
-    KNOWN_COPIED,
-    KNOWN_MIXED,
-    KNOWN_WINDOWS,
-    SMOLLM2,
-    short_name,
-)
+from mlxserve.hub.known_models import SMOLLM2, KnownModel, known_models
 from mlxserve.hub.kv_shapes import KVShape, copied_of, head_sizes, kv_shape
 from mlxserve.hub.model_config import check_model_config
-from mlxserve.hub.step_estimate import StepSizes, copied_values, step_on_a_cpu, step_on_metal
+from mlxserve.hub.step_estimate import StepSizes, step_on_a_cpu, step_on_metal
 from mlxserve.hub.text_encoders import TextEncoder, text_encoder
 from mlxserve.system.device_memory import MemoryLimit, beside_cache
 from mlxserve.system.files import MAX_TEXT, read_json
@@ -155,8 +148,6 @@ _UNFIT = (LookupError, TypeError, ValueError, ArithmeticError, AttributeError)
 _PAGE_SIZE = EngineConfig().page_size
 # Tokens, for a model whose config does not say what it was trained for.
 _USUAL_CONTEXT = 8192
-# Tokens, of a well-known model.
-_USUAL_VOCABULARY = 150_000
 
 
 def memory_fit(
@@ -276,7 +267,7 @@ def places() -> Iterator[tuple[str, Origin, Path]]:
     ):
         yield from ((name, source, file) for name, file in models)
     if (file := package_model()) is not None:
-        yield short_name(SMOLLM2), Origin.PACKAGE, file
+        yield known_models()[SMOLLM2].names[0], Origin.PACKAGE, file
     home = data_home()
     for pattern, root in (
         ("*", home / "models"),
@@ -414,26 +405,17 @@ def _json(file: Path) -> Mapping[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
+@cache
 def well_known() -> list[Entry]:
-    """Well-known models, whether they are on this machine or not, smallest first."""
-    suggestions = []
-    for name, billions, layers, kv_heads, head_dim, *rest in KNOWN:
-        size = int(billions * 1e9 * BITS_PER_WEIGHT / 8)
-        num_rows = 2 * layers * kv_heads
-        kv = KVShape(num_rows * head_dim, False, num_rows, *KNOWN_WINDOWS.get(name, ()))
-        copied = copied_values(kv_heads, head_dim)
-        suggestions.append(_suggestion(name, size, kv, copied, rest))
-    for name, size_gb, num_values, num_rows, has_states, *rest in KNOWN_MIXED:
-        kv = KVShape(num_values, has_states, num_rows, *KNOWN_WINDOWS.get(name, ()))
-        copied = KNOWN_COPIED.get(name, 0)
-        suggestions.append(_suggestion(name, int(size_gb * 1e9), kv, copied, rest))
+    """Well-known models that write, whether they are on this machine or not, smallest first."""
+    suggestions = [
+        _suggestion(model, model.config) for model in known_models().values() if model.config
+    ]
     return sorted(suggestions, key=lambda entry: entry.weight_size)
 
 
-def _suggestion(name: str, size: int, kv: KVShape, copied: int, rest: Sequence[int]) -> Entry:
-    """Build the entry of a well-known model.
-
-    rest: context, query heads, hidden size, inner values
-    """
-    vocabulary = _USUAL_VOCABULARY
-    return Entry(name, Origin.SUGGESTED, size, kv, *rest, vocabulary=vocabulary, copied=copied)
+def _suggestion(model: KnownModel, config: Mapping[str, Any]) -> Entry:
+    """Return the entry of a known model, judged by its config.json as one on this machine is."""
+    entry = _entry(model.repository, Origin.SUGGESTED, config, model.weight_size, WeightFormat.MLX)
+    assert entry is not None, model.repository
+    return replace(entry, has_vision=model.sees, has_head=model.has_head)

@@ -123,7 +123,7 @@ def repository_named(model: str) -> str:
         return model
     raise ModelNotFound(
         f"{model!r} is neither an existing folder nor a Hugging Face repository id (such as "
-        f"mlx-community/Qwen3-4B-4bit).{did_you_mean(model) or ' `mlxserve search` looks on the hub.'}"
+        f"mlx-community/Qwen3.5-4B-MLX-4bit).{did_you_mean(model) or ' `mlxserve search` looks on the hub.'}"
     )
 
 

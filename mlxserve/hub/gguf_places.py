@@ -1,6 +1,6 @@
 """Finds GGUF files in Ollama's and LM Studio's folders, the Hugging Face cache and a package.
 
-Other programs' files are read, never written. Names are those that these programs show: `qwen3:4b`
+Other programs' files are read, never written. Names are those that these programs show: `qwen3.5:4b`
 (Ollama), `publisher/repository/file.gguf` (LM Studio), `hf.co/org/repository:Q4_K_M` (all of them).
 """
 

@@ -21,12 +21,10 @@ from mlxserve.system.terminal_text import one_line
 BUNDLED = "mlxserve-mini"
 _PROGRAM = (sys.executable, "-m", "mlxserve")
 END_SECONDS = 5.0  # time for a terminated child to end
-# Tokens; a model that leaves less room does not suit a machine.
-USEFUL_CONTEXT = 8192
 # What a context of at least this many tokens is enough for.
 _GOOD_FOR = (
     (32_768, "long documents"),
-    (USEFUL_CONTEXT, "chats and files"),
+    (8192, "chats and files"),
     (2048, "short chats"),
     (1, "a few messages"),
     (0, "too large"),
@@ -62,8 +60,9 @@ class Model:
     num_tokens: int | None = None  # context that fits into memory
     context: int | None = None  # tokens that are requested
     needed: int | None = None  # bytes of weights, a step and the requested context
-    short_name: str = ""  # such as qwen3:4b; empty if it has none
+    short_name: str = ""  # such as qwen3.5:4b; empty if it has none
     downloads: int | None = None  # downloads on the hub, for models of a search
+    is_recommended: bool = False  # the best of the catalogue that suits this machine
     is_gguf: bool = False  # a repository of several GGUF files, of which a name chooses one
 
     def matches(self, words: str) -> bool:
@@ -104,13 +103,8 @@ class Model:
 
 
 def best_of(models: Sequence[Model]) -> Model | None:
-    """The largest model that this machine runs with a useful context."""
-    fitting = [
-        model
-        for model in models
-        if model.name != BUNDLED and (model.fits or (model.num_tokens or 0) >= USEFUL_CONTEXT)
-    ]
-    return max(fitting, key=lambda model: model.weight_size or 0, default=None)
+    """The model that suits this machine best, by `mlxserve models`."""
+    return next((model for model in models if model.is_recommended), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +138,9 @@ class ModelCatalog:
         try:
             listed = json.loads(written)
             self.disk_free = listed.get("disk_free")
-            return [_model(card) for card in listed["models"] if _writes(card)]
+            best = (listed.get("recommended") or {}).get("best")
+            models = [_model(card) for card in listed["models"] if _writes(card)]
+            return [replace(m, is_recommended=m.name == best) for m in models]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ModelCommandFailed(
                 "Cannot list the models on this machine. "
@@ -179,7 +175,7 @@ class ModelCatalog:
 
         Closing the iterator pauses the download. Raises ModelCommandFailed.
 
-        name: a folder, a repository, or a short name such as qwen3:4b
+        name: a folder, a repository, or a short name such as qwen3.5:4b
         """
         async with self._child("pull", "--json", "--", name) as child:
             assert child.stdout is not None, "opened with a pipe"

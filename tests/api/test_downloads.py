@@ -23,7 +23,9 @@ from tests.waiting import wait_until
 
 DOWNLOADS = "/api/v1/downloads"
 ADMIN, USER = "an-admin-key-0000", "a-user-key-00000"
-LARGE = Model("org/large-4bit", ModelOrigin.SUGGESTED, 2_300_000_000, True, 40_000, 8_192)
+LARGE = Model(
+    "org/large-4bit", ModelOrigin.SUGGESTED, 2_300_000_000, True, 40_000, 8_192, is_recommended=True
+)
 
 
 class Catalog:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import pytest
 
-from mlxserve.cli.models import best_of, fit_text
-from mlxserve.hub.catalog import Entry, MemoryFit, Origin
-from mlxserve.hub.kv_shapes import KVShape
+from mlxserve.cli.models import fit_text
+from mlxserve.hub.catalog import MemoryFit
+from mlxserve.hub.recommendation import Recommendation
+from mlxserve.system import machine
 from tests.cli.commands import Run
+from tests.memory_table import mac
 
 
 def test_models_are_listed_with_whether_they_fit(offline: Run) -> None:
@@ -24,13 +25,35 @@ def test_models_are_listed_with_whether_they_fit(offline: Run) -> None:
     assert {model["source"] for model in listed["models"]} >= {"bundled", "suggested"}
 
 
-def test_the_list_has_a_heading_and_stars_the_largest_that_is_of_use(offline: Run) -> None:
-    listed = offline("models", "--max-model-len", "8192").out.splitlines()
+def test_the_list_has_a_heading_and_stars_what_suits_the_machine(
+    offline: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "memory", lambda: mac(16))
+    monkeypatch.setattr(machine, "is_metal", lambda: True)
+    listed = offline("models").out.splitlines()
     assert listed[0] == "On this machine:"
     assert listed[1].split() == ["Model", "Short", "name", "From", "Kind", "Size", "Context"]
-    starred = [line for line in listed if line.startswith("★")]
-    assert len(starred) == 2, "a model, and what the sign means"
-    assert re.search(r"fits(, (1 window|up to \d+ windows))?$", starred[0])
+    starred = [line for line in listed if line.startswith(("★", "☆"))]
+    assert [line.split()[2] for line in starred] == ["lfm2.5:1.2b", "qwen3.5:4b", "this"]
+    assert starred[1].endswith(" tokens (vision, draft repository)")
+    assert starred[2].startswith("★ suits this machine best")
+    card = json.loads(offline("models", "--json").out)
+    assert card["recommended"] == {
+        "best": "mlx-community/Qwen3.5-4B-MLX-4bit",
+        "faster": "mlx-community/LFM2.5-1.2B-Instruct-4bit",
+    }
+    [best] = [m for m in card["models"] if m["name"] == card["recommended"]["best"]]
+    assert (best["vision"], best["head"]) == (True, False)
+    assert best["draft"] == "mlx-community/Qwen3.5-4B-MTP-4bit"
+
+
+def test_nothing_is_starred_where_nothing_suits(
+    offline: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mlxserve.cli.models.recommended_for", lambda _: Recommendation())
+    assert "★" not in offline("models").out
+    card = json.loads(offline("models", "--json").out)
+    assert card["recommended"] == {"best": None, "faster": None}
 
 
 def test_the_memory_of_a_draft_model_is_counted(offline: Run) -> None:
@@ -42,27 +65,6 @@ def test_the_memory_of_a_draft_model_is_counted(offline: Run) -> None:
     assert drafted["mlxserve-mini"] > 1.9 * plain["mlxserve-mini"], "itself twice"
     assert all(drafted[name] > plain[name] for name in plain)
     assert off == plain
-
-
-def entry(name: str, size: int, *, purpose: str = "", source: Origin = Origin.SUGGESTED) -> Entry:
-    return Entry(
-        name, source, size, KVShape(64, has_states=False, num_rows=2), 40_960, purpose=purpose
-    )
-
-
-def test_the_star_is_for_models_that_write_and_have_room_for_a_chat() -> None:
-    fits, tight = MemoryFit(True, 40_960, 5, 40_960), MemoryFit(False, 4_000, 9, 40_960)
-    rows = [
-        (entry("mlxserve-mini", 9, source=Origin.BUNDLED), fits),
-        (entry("small", 2), fits),
-        (entry("good", 4), MemoryFit(False, 9_000, 9, 40_960)),
-        (entry("tight", 8), tight),
-        (entry("embeds", 6, purpose="embedding"), fits),
-    ]
-    best = best_of(rows)
-    assert best is not None
-    assert best.name == "good"
-    assert best_of(rows[:1]) is None
 
 
 def test_a_model_with_windows_says_how_many_share_its_memory(offline: Run) -> None:

@@ -2,16 +2,44 @@ from __future__ import annotations
 
 import pytest
 
-from mlxserve.hub.known_models import REPOSITORIES, repository_of, short_name, suggestions
+from mlxserve.hub.known_models import (
+    draft_of,
+    known_models,
+    matching,
+    repository_of,
+    short_name,
+    short_names,
+    suggestions,
+)
 
 
-def test_every_known_model_has_a_short_name_of_its_own() -> None:
-    names = [short_name(repository) for repository in REPOSITORIES]
-    assert len(set(names)) == len(names)
-    assert all(
-        repository_of(name) == repository
-        for name, repository in zip(names, REPOSITORIES, strict=True)
-    )
+def test_every_name_of_a_known_model_means_it() -> None:
+    for model in known_models().values():
+        for name in (*model.names, model.repository.rpartition("/")[2]):
+            if not model.purpose or name in model.names:
+                assert repository_of(name) == model.repository, name
+        assert short_name(model.repository) == (None if model.purpose else model.names[0])
+    assert "qwen3.5:4b" in short_names()
+    assert "all-minilm" not in short_names()
+    assert short_name("someone/else") is None
+
+
+def test_words_find_known_models_best_first() -> None:
+    assert [model.names[0] for model in matching("QWEN3.5 4b")] == ["qwen3.5:4b"]
+    assert [model.names[0] for model in matching("gemma 4b")] == [
+        "gemma4:e4b",
+        "gemma3:4b",
+        "gemma3n:e4b",
+    ]
+    assert matching("liquid 2.6")[0].names[0] == "lfm2.5:2.6b"
+    assert matching("a3b coder")[0].names[0] == "qwen3-coder:30b"
+    assert [model.names[0] for model in matching("qwen3.8")] == ["qwen3.8:27b", "qwen3.8:27b-mtp"]
+    assert matching("") == matching("no such model") == []
+
+
+def test_what_drafts_for_a_model_is_known() -> None:
+    assert draft_of("mlx-community/Qwen3.5-4B-MLX-4bit") == "mlx-community/Qwen3.5-4B-MTP-4bit"
+    assert draft_of("mlx-community/Qwen3-4B-4bit") == draft_of("someone/else") == ""
 
 
 def test_short_names_are_spelled_as_people_spell_them() -> None:
@@ -30,6 +58,11 @@ def test_short_names_are_spelled_as_people_spell_them() -> None:
         ("mlx-community/Qwen2.5-Coder-7B-Instruct-4bit", "qwen2.5-coder:7b"),
         ("mlx-community/Qwen3-Coder-30B-A3B-Instruct-4bit", "qwen3-coder:30b"),
         ("mlx-community/Qwen3.5-9B-MLX-4bit", "qwen3.5:9b"),
+        ("lmstudio-community/Qwen3.8-27B-MLX-4bit", "qwen3.8"),
+        ("mlx-community/gemma-4-12B-it-4bit", "google/gemma4-12b"),
+        ("LiquidAI/LFM2.5-2.6B-MLX-4bit", "lfm2.5:2.6b"),
+        ("prism-ml/Ternary-Bonsai-27B-mlx-2bit", "bonsai:27b"),
+        ("mlx-community/GLM-4.7-Flash-4bit", "glm-4.7-flash"),
         ("mlx-community/phi-4-4bit", "phi4"),
         ("mlx-community/Phi-4-mini-instruct-4bit", "phi4-mini"),
         ("mlx-community/SmolLM3-3B-4bit", "smollm3:3b"),

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from mlxserve.hub.model_choices import (
     ModelCatalog,
     ModelCommandFailed,
     ModelOrigin,
+    best_of,
 )
 from tests.waiting import until
 
@@ -53,14 +55,19 @@ def test_a_model_may_be_wherever_the_catalogue_finds_models() -> None:
 
 
 def test_models_are_found(program: Program) -> None:
-    listed = json.dumps({"models": [CARD], "disk_free": 5_000})
+    other = {**CARD, "name": "a/other"}
+    recommended = {"best": "a/other", "faster": None}
+    listed = json.dumps({"models": [CARD, other], "disk_free": 5_000, "recommended": recommended})
     models = program(
         f"import sys\nassert sys.argv[1:] == ['models', '--json', '--seed', '1']\nprint({listed!r})",
         "--seed",
         "1",
     )
     found = Model("a/b", ModelOrigin.SUGGESTED, 2_260_000_000, True, 9000, 8192, 3)
-    assert asyncio.run(models.find()) == [found]
+    best = replace(found, name="a/other", is_recommended=True)
+    assert asyncio.run(models.find()) == [found, best]
+    assert best_of([found, best]) == best
+    assert best_of([found]) is None
     assert models.disk_free == 5_000
 
 

@@ -65,7 +65,7 @@ class ModelsDialog(ListDialog[Model | str | None, Model | str | HubSearch]):
     def compose(self) -> ComposeResult:
         with self.box("Models", "Enter uses or downloads · Ctrl+D deletes · Esc closes"):
             yield Input(
-                placeholder="Filter, words to search for, or a name: qwen3:4b, owner/name, a folder",
+                placeholder="Filter, words to search for, or a name: qwen3.5:4b, owner/name, a folder",
                 compact=True,
             )
             yield Static(id="columns", markup=False)
@@ -95,7 +95,7 @@ class ModelsDialog(ListDialog[Model | str | None, Model | str | HubSearch]):
 
     def _legend(self, disk_free: int | None) -> str:
         best = best_of(self._rows)
-        words = [f"{_BEST} the largest that this machine runs well."] if best else []
+        words = [f"{_BEST} suits this machine best."] if best else []
         if any(not row.is_here for row in self._rows):
             free = "" if disk_free is None else f", where {disk_free / 1e9:.0f} GB are free"
             words.append(f"{_ABSENT} downloaded to this machine's disk first{free}.")

@@ -160,8 +160,16 @@ async def test_a_download_is_paused_and_resumed(t: Hosted, machine: Machine) -> 
     assert machine.downloads == ["a/there", "a/there"]
 
 
-async def test_the_largest_useful_model_is_starred() -> None:
-    useful = Model("a/useful", ModelOrigin.SUGGESTED, 2_000_000_000, False, 9000, 40_960)
+async def test_the_model_that_suits_the_machine_is_starred() -> None:
+    useful = Model(
+        "a/useful",
+        ModelOrigin.SUGGESTED,
+        2_000_000_000,
+        False,
+        9000,
+        40_960,
+        is_recommended=True,
+    )
 
     async with hosted(dialog(Machine([*FOUND, useful]))) as t:
         await t.until_shown("★ a/useful")

@@ -23,7 +23,15 @@ from tui.talk.connection import ConnectOptions, Connector
 FOUND = [
     Model(BUNDLED, ModelOrigin.BUNDLED, 6_000_000, True, 90_000, 4096),
     Model("org/Small-1B-4bit", ModelOrigin.SUGGESTED, 700_000_000, True, 90_000, 40_960),
-    Model("org/Good-4B-4bit", ModelOrigin.SUGGESTED, 2_300_000_000, False, 11_000, 40_960),
+    Model(
+        "org/Good-4B-4bit",
+        ModelOrigin.SUGGESTED,
+        2_300_000_000,
+        False,
+        11_000,
+        40_960,
+        is_recommended=True,
+    ),
     Model("org/Tight-8B-4bit", ModelOrigin.SUGGESTED, 4_600_000_000, False, 900, 40_960),
     Model("org/Huge-70B-4bit", ModelOrigin.SUGGESTED, 39_000_000_000, False, 0, 40_960),
 ]
@@ -49,7 +57,7 @@ def own(server: FakeServer, home: Home) -> Connector:
     return Connector(ConnectOptions(), home, in_place_of_a_server(server))
 
 
-def test_the_largest_model_with_a_useful_context_is_recommended() -> None:
+def test_the_model_that_suits_the_machine_is_recommended() -> None:
     best = best_of(FOUND)
     assert best is not None
     assert best.name == "org/Good-4B-4bit"

@@ -57,7 +57,7 @@ function draw(...parts) { shown.replaceChildren(...parts); }
 
 function drawCommand() { // where it cannot be done from here
   draw(element("p", "quiet", "For real work start the server with a real one, such as Qwen3 4B (2.3 GB, downloaded once):"),
-    element("pre", "command", "mlxserve serve qwen3:4b"));
+    element("pre", "command", "mlxserve serve qwen3.5:4b"));
 }
 
 function drawOffer() {
