@@ -26,7 +26,7 @@ def use(
     name: Annotated[
         str | None,
         typer.Argument(
-            help="A short name (qwen3:4b), a repository, a folder, a GGUF file, or mlxserve-mini.",
+            help="A short name (qwen3.5:4b), a repository, a folder, a GGUF file, or mlxserve-mini.",
             autocompletion=models_here,
         ),
     ] = None,
@@ -127,6 +127,7 @@ def _show(file: Path) -> None:
     variable = os.environ.get(_VARIABLE)
     if variable:
         print_safe(f"{variable} ({_VARIABLE} in the environment)")
+        _propose()
         return
     try:
         content = tomllib.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
@@ -138,3 +139,20 @@ def _show(file: Path) -> None:
         print_safe(
             f"{MODEL_NAME}, the included demonstration. `mlxserve use NAME` chooses another."
         )
+    _propose()
+
+
+def _propose() -> None:
+    """Print which models of the catalogue suit this machine."""
+    from mlxserve.cli.models import recommended_for
+    from mlxserve.core.config import EngineConfig
+    from mlxserve.hub.known_models import known_models
+
+    suited = recommended_for(EngineConfig())
+    if suited.best is None:
+        return
+    named = {"best": suited.best, "faster": suited.faster}
+    rows = {title: known_models()[name] for title, name in named.items() if name is not None}
+    words = [f"{m.names[0]} ({m.weight_size / 1e9:.1f} GB)" for m in rows.values()]
+    faster = f"; {words[1]} answers faster" if len(words) > 1 else ""
+    print_safe(f"{words[0]} suits this machine{faster}. `mlxserve models` lists others.")

@@ -10,7 +10,10 @@ import pytest
 from mlxserve.cli.running_servers import registered
 from mlxserve.cli.use import remember
 from mlxserve.core.errors import InvalidConfig
+from mlxserve.system import machine
+from mlxserve.system.device_memory import DeviceMemory
 from tests.cli.commands import Run, error_line
+from tests.memory_table import mac
 
 
 @pytest.fixture
@@ -28,7 +31,27 @@ def test_a_short_name_is_remembered_as_its_repository_and_said(file: Path, run: 
     assert tomllib.loads(file.read_text()) == {"model": "mlx-community/Qwen3-4B-4bit"}
     assert str(file) in said
     assert "`mlxserve pull qwen3:4b` downloads it" in said
-    assert run("use") == (0, f"mlx-community/Qwen3-4B-4bit ({file})\n", "")
+    code, said, _ = run("use")
+    assert (code, said.splitlines()[0]) == (0, f"mlx-community/Qwen3-4B-4bit ({file})")
+
+
+@pytest.mark.parametrize(
+    ("memory", "proposed"),
+    [
+        (8, "lfm2.5:2.6b (1.5 GB) suits this machine; lfm2.5:1.2b (0.7 GB) answers faster."),
+        (16, "qwen3.5:4b (2.4 GB) suits this machine; lfm2.5:1.2b (0.7 GB) answers faster."),
+        (24, "bonsai:27b (7.6 GB) suits this machine; qwen3.5:4b (2.4 GB) answers faster."),
+        (32, "qwen3.8:27b (15.1 GB) suits this machine; qwen3.5:4b (2.4 GB) answers faster."),
+    ],
+)
+def test_without_a_name_it_proposes_what_suits_the_machine(
+    file: Path, run: Run, monkeypatch: pytest.MonkeyPatch, memory: int, proposed: str
+) -> None:
+    monkeypatch.setattr(machine, "memory", lambda: mac(memory))
+    monkeypatch.setattr(machine, "is_metal", lambda: True)
+    assert run("use").out.splitlines()[-1].startswith(proposed)
+    monkeypatch.setattr(machine, "memory", lambda: DeviceMemory(10**9, 10**9, is_metal=True))
+    assert run("use").out.count("\n") == 1, "nothing suits it"
 
 
 def test_a_folder_is_remembered_by_its_whole_path(
@@ -70,7 +93,7 @@ def test_the_environment_goes_before_it_and_that_is_said(
 ) -> None:
     monkeypatch.setenv("MLXSERVE_MODEL", "org/other")
     assert "MLXSERVE_MODEL is set here and goes before it: org/other" in run("use", "qwen3:4b").out
-    assert run("use").out == "org/other (MLXSERVE_MODEL in the environment)\n"
+    assert run("use").out.startswith("org/other (MLXSERVE_MODEL in the environment)\n")
 
 
 @pytest.mark.parametrize(
