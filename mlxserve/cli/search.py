@@ -3,13 +3,16 @@
 # Annotations are read by typer at run time, so this file does not postpone them.
 
 import json as json_format
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from mlxserve.cli.models import Json
 from mlxserve.cli.streams import print_safe
 from mlxserve.core.errors import MlxServeError
+
+if TYPE_CHECKING:
+    from mlxserve.hub.known_models import KnownModel
 
 _USUAL_LIMIT = 20
 # What `pull` takes: conversions for MLX, and GGUF files with their quantisation added to the name.
@@ -23,15 +26,20 @@ def search(
     ] = _USUAL_LIMIT,
     json: Json = False,
 ) -> None:
-    """Search the Hugging Face hub for models, those with most downloads first.
+    """Search for models: the well-known ones, then the Hugging Face hub's, those with most downloads first.
 
     `mlxserve pull NAME` downloads one, and says if it is of a kind that cannot be served.
     """
+    from mlxserve.hub.known_models import matching
+
+    known = [] if json else matching(" ".join(words))
+    for model in known:
+        print_safe(_known_row(model))
     cards = [card for kind in _KINDS for card in _found(" ".join(words), kind, limit)]
     if json:
         print_safe(json_format.dumps(cards))
         return
-    if not cards:
+    if not cards and not known:
         print_safe(
             f"No model for MLX or in GGUF is called {' '.join(words)!r}. Try fewer words; "
             "`mlxserve models` lists well-known ones."
@@ -40,6 +48,11 @@ def search(
     for card in cards:
         print_safe(f"{card['name']:64} {card['format']:5} {card['downloads']:>12,} downloads")
     print_safe("`mlxserve pull NAME` downloads one.")
+
+
+def _known_row(model: "KnownModel") -> str:
+    size = f"{model.weight_size / 1e9:.2f} GB" if model.weight_size else model.purpose
+    return f"{model.repository:64} {model.names[0]:24} {size:>9}"
 
 
 def _found(words: str, kind: str, limit: int) -> list[dict[str, Any]]:

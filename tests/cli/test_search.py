@@ -34,7 +34,9 @@ def test_models_for_mlx_and_in_gguf_are_searched_by_their_downloads(
     server.answer([CARD])
     outcome = search("gemma", "4b", "--limit", "5")
     assert outcome.code == 0, outcome.err
-    first, second, advice = outcome.out.splitlines()
+    *known, first, second, advice = outcome.out.splitlines()
+    assert [line.split()[1] for line in known] == ["gemma4:e4b", "gemma3:4b", "gemma3n:e4b"]
+    assert known[1].split() == [CARD["id"], "gemma3:4b", "2.18", "GB"]
     assert first.split() == [CARD["id"], "mlx", "12,345", "downloads"]
     assert second.split()[:2] == [CARD["id"], "gguf"]
     assert "mlxserve pull NAME" in advice
@@ -60,10 +62,21 @@ def test_a_hub_that_refuses_is_one_line(
     server: RecordingServer, search: Callable[..., CommandResult], status: int
 ) -> None:
     server.answer({"error": "not now"}, status)
-    assert "The hub cannot be searched now" in error_line(search("gemma"))
+    assert "The hub cannot be searched now" in error_line(search("nosuchmodel"))
 
 
 def test_without_a_network_the_list_of_models_is_named(offline: Run) -> None:
-    line = error_line(offline("search", "gemma"))
+    line = error_line(offline("search", "nosuchmodel"))
     assert "The hub cannot be searched now" in line
     assert "`mlxserve models` lists" in line
+
+
+def test_without_a_network_well_known_models_are_found(offline: Run) -> None:
+    outcome = offline("search", "qwen3.8")
+    assert [line.split()[1] for line in outcome.out.splitlines()] == [
+        "qwen3.8:27b",
+        "qwen3.8:27b-mtp",
+    ]
+    assert "The hub cannot be searched now" in outcome.err
+    outcome = offline("search", "bge-m3")
+    assert outcome.out.split() == ["BAAI/bge-m3", "bge-m3", "embedding"]
