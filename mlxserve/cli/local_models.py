@@ -44,6 +44,7 @@ _PURPOSES = {
 def show(name: Name, json: Json = False) -> None:
     """Show what a model on this machine is: its kind, size, context and memory; or an adapter's folder."""
     from mlxserve.hub.adapter_files import is_adapter
+    from mlxserve.hub.known_models import draft_of
 
     if is_adapter(folder := Path(name).expanduser()):
         _show_adapter(folder, json=json)
@@ -72,6 +73,7 @@ def show(name: Name, json: Json = False) -> None:
         "purpose": entry.purpose or "completion",
         "vision": entry.has_vision,
         "head": entry.has_head,
+        "draft": draft_of(entry.name) or None,
         "chat_template": None if entry.purpose else _abilities(place),
     }
     if json:
@@ -98,6 +100,8 @@ def show(name: Name, json: Json = False) -> None:
         print_safe(
             "  Drafts        it has a head that guesses the next tokens; --speculative-tokens 0 leaves it out"
         )
+    if card["draft"] is not None:
+        print_safe(f"  Drafts        {card['draft']} drafts for it (--draft-model)")
 
 
 def _kv_label(entry: "Entry") -> str:

@@ -28,7 +28,7 @@ def pull(
     name: Annotated[
         str,
         typer.Argument(
-            help="A short name (qwen3:4b), a repository (mlx-community/Qwen3-4B-4bit) or one of its GGUF "
+            help="A short name (qwen3.5:4b), a repository (mlx-community/Qwen3.5-4B-MLX-4bit) or one of its GGUF "
             "files (hf.co/org/repository:Q4_K_M).",
             autocompletion=well_known_models,
         ),
@@ -41,7 +41,7 @@ def pull(
     if json:
         os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
     from mlxserve.hub.files import pull_model
-    from mlxserve.hub.known_models import repository_of
+    from mlxserve.hub.known_models import draft_of, repository_of
 
     if not Path(name).expanduser().exists():
         name = repository_of(name) or name
@@ -64,6 +64,11 @@ def pull(
         _say(path=str(files.place), **_card(files))
     else:
         print_safe(f"{files.name} is in {files.place}")
+        if draft := draft_of(files.name):
+            print_safe(
+                f"{draft} drafts for it: the same answers, and faster where that pays. `mlxserve pull {draft}` downloads "
+                f"it, --draft-model {draft} uses it."
+            )
 
 
 def _card(files: "ModelFiles") -> dict[str, Any]:

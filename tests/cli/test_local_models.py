@@ -79,16 +79,33 @@ def test_a_shown_model_has_the_memory_of_the_list(downloaded: Path, offline: Run
     assert f"  Fits here     {tokens}, with default options" in offline("show", NAME).out
 
 
+def listed_here(offline: Run) -> str:
+    """The part of the list that has models on this machine."""
+    return offline("list").out.partition("To download")[0]
+
+
+def test_the_repository_of_what_drafts_for_a_model_is_shown(downloaded: Path, offline: Run) -> None:
+    folder = downloaded.parent / "models--mlx-community--Qwen3.5-4B-MLX-4bit" / "snapshots" / "1"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    (folder / "model.safetensors").write_bytes(bytes(1000))
+    draft = "mlx-community/Qwen3.5-4B-MTP-4bit"
+    assert json.loads(offline("show", "qwen3.5:4b", "--json").out)["draft"] == draft
+    assert f"Drafts        {draft} drafts for it" in offline("show", "qwen3.5:4b").out
+    assert "(draft repository)" in listed_here(offline)
+    assert json.loads(offline("show", NAME, "--json").out)["draft"] is None
+
+
 def test_a_model_that_was_trained_to_see_is_listed_and_shown_so(
     tmp_path: Path, downloaded: Path, offline: Run
 ) -> None:
-    assert "(vision)" not in offline("list").out
+    assert "(vision)" not in listed_here(offline)
     folder = tmp_path / "models" / "seeing"
     folder.mkdir(parents=True)
     config = {"model_type": "qwen3_vl", "text_config": CONFIG, "vision_config": {"depth": 2}}
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "model.safetensors").write_bytes(bytes(1000))
-    assert "(vision)" in offline("list").out
+    assert "(vision)" in listed_here(offline)
     assert json.loads(offline("show", str(folder), "--json").out)["vision"] is True
     assert "Images        seen with mlxserve[vision]" in offline("show", str(folder)).out
     assert "Images" not in offline("show", NAME).out
@@ -97,9 +114,9 @@ def test_a_model_that_was_trained_to_see_is_listed_and_shown_so(
 def test_a_model_with_a_head_is_listed_and_shown_so(
     tmp_path: Path, downloaded: Path, offline: Run
 ) -> None:
-    assert "(head)" not in offline("list").out
+    assert "(head)" not in listed_here(offline)
     folder = heads.write(tmp_path / "models" / "mimo", "mimo")
-    assert "(head)" in offline("list").out
+    assert "(head)" in listed_here(offline)
     assert json.loads(offline("show", str(folder), "--json").out)["head"] is True
     assert "Drafts        it has a head" in offline("show", str(folder)).out
     assert "Drafts" not in offline("show", NAME).out
