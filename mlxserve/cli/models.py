@@ -33,11 +33,13 @@ def models(settings: Settings, json: Json = False) -> None:
     engine = settings.build(EngineConfig)
     memory = memory_for(engine)
     context = engine.scheduler.max_model_len
-    known = catalog.entries()
+    known, suited = catalog.entries(), recommended_for(engine)
     drafter = _drafter_in(known, engine)
-    rows = [(entry, fit_of(entry, engine, drafter)) for entry in known]
+    here = [entry for entry in known if entry.source is not catalog.Origin.SUGGESTED]
+    others = [entry for entry in known if entry.source is catalog.Origin.SUGGESTED]
+    others.sort(key=lambda entry: suited.rank(entry.name))  # those that suit it come first
+    rows = [(entry, fit_of(entry, engine, drafter)) for entry in (*here, *others)]
     adapters = _adapters(settings)
-    suited = recommended_for(engine)
     if json:
         cards = [card_of(entry, fit) for entry, fit in rows]
         card = {
@@ -48,15 +50,12 @@ def models(settings: Settings, json: Json = False) -> None:
         }
         print_safe(json_format.dumps({**card, "models": cards, "adapters": adapters}))
         return
-    here = [(entry, fit) for entry, fit in rows if entry.source is not catalog.Origin.SUGGESTED]
-    _print("On this machine", here, suited)
+    _print("On this machine", rows[: len(here)], suited)
     if adapters:
         print_safe("Adapters, as `serve` offers them:")
     for adapter in adapters:
         print_safe(f"  {adapter['name']:58} {adapter['refusal'] or adapter['folder']}")
-    _print(
-        "To download with `mlxserve pull NAME`", [row for row in rows if row not in here], suited
-    )
+    _print("To download with `mlxserve pull NAME`", rows[len(here) :], suited)
     if any(fit.num_windows for _, fit in rows):
         print_safe(
             "A window is what some layers keep of one running request, or of a conversation to be continued: the last "

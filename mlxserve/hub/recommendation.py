@@ -34,6 +34,11 @@ class Recommendation:
     faster: str | None = None
     others: tuple[str, ...] = ()
 
+    def rank(self, repository: str) -> int:
+        """Return the place of a model in a list that begins with what is recommended."""
+        names = (self.best, self.faster, *self.others)
+        return names.index(repository) if repository in names else len(names)
+
 
 def recommend(
     memory: MemoryLimit,

@@ -9,7 +9,8 @@ import pytest
 
 from mlxserve.cli.models import fit_text
 from mlxserve.hub.catalog import MemoryFit
-from mlxserve.hub.recommendation import Recommendation
+from mlxserve.hub.known_models import known_models
+from mlxserve.hub.recommendation import Recommendation, recommend
 from mlxserve.system import machine
 from tests.cli.commands import Run
 from tests.memory_table import mac
@@ -34,8 +35,12 @@ def test_the_list_has_a_heading_and_stars_what_suits_the_machine(
     assert listed[0] == "On this machine:"
     assert listed[1].split() == ["Model", "Short", "name", "From", "Kind", "Size", "Context"]
     starred = [line for line in listed if line.startswith(("★", "☆"))]
-    assert [line.split()[2] for line in starred] == ["lfm2.5:1.2b", "qwen3.5:4b", "this"]
-    assert starred[1].endswith(" tokens (vision, draft repository)")
+    assert [line.split()[2] for line in starred] == ["qwen3.5:4b", "lfm2.5:1.2b", "this"]
+    assert starred[0].endswith(" tokens (vision, draft repository)")
+    _, _, others = "\n".join(listed).partition("To download")
+    names = [line[2:].split()[1] for line in others.splitlines()[2:7]]
+    suited = recommend(mac(16).limit(), is_metal=True)
+    assert names[2:] == [known_models()[name].names[0] for name in suited.others[:3]]
     assert starred[2].startswith("★ suits this machine best")
     card = json.loads(offline("models", "--json").out)
     assert card["recommended"] == {

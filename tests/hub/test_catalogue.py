@@ -174,7 +174,12 @@ def texts() -> Iterator[tuple[str, str]]:
         yield page.name, page.read_text(encoding="utf-8")
     for text in helps():
         yield "--help", text
-    for pattern in ("mlxserve/**/*.py", "mlxserve/api/page/files/*.js", "tui/**/*.py"):
+    for pattern in (
+        ".github/ISSUE_TEMPLATE/*.yml",
+        "mlxserve/**/*.py",
+        "mlxserve/api/page/files/*.js",
+        "tui/**/*.py",
+    ):
         for file in sorted(ROOT.glob(pattern)):
             yield file.name, file.read_text(encoding="utf-8")
 
