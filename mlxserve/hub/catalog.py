@@ -390,7 +390,8 @@ def _entry(
 
 def _inner(text: Mapping[str, Any], width: int) -> int:
     """Intermediate values per token; for experts, the active experts' inner values and outputs."""
-    num_experts = int(text.get("num_experts_per_tok") or 0)
+    # Gemma 4 calls them otherwise.
+    num_experts = int(text.get("num_experts_per_tok") or text.get("top_k_experts") or 0)
     inner = text.get("moe_intermediate_size") or text.get("intermediate_size") or 4 * width
     # Gemma 3n has one for each layer.
     inner = int(max(inner) if isinstance(inner, list) else inner)
@@ -406,12 +407,12 @@ def _json(file: Path) -> Mapping[str, Any]:
 
 
 @cache
-def well_known() -> list[Entry]:
+def well_known() -> tuple[Entry, ...]:
     """Well-known models that write, whether they are on this machine or not, smallest first."""
     suggestions = [
         _suggestion(model, model.config) for model in known_models().values() if model.config
     ]
-    return sorted(suggestions, key=lambda entry: entry.weight_size)
+    return tuple(sorted(suggestions, key=lambda entry: entry.weight_size))
 
 
 def _suggestion(model: KnownModel, config: Mapping[str, Any]) -> Entry:

@@ -295,8 +295,9 @@ def test_the_estimated_step_of_the_embedded_model_matches_the_measured_one(cache
     assert 0.75 < step_of(entries()[0], 1 << 34, is_metal=False) / measured < 1.35
 
 
-def test_only_active_experts_count_for_a_step(cache: Path, tmp_path: Path) -> None:
-    config = {**CONFIG, "hidden_size": 64, "num_experts_per_tok": 4, "moe_intermediate_size": 32}
+@pytest.mark.parametrize("name", ["num_experts_per_tok", "top_k_experts"])
+def test_only_active_experts_count_for_a_step(cache: Path, tmp_path: Path, name: str) -> None:
+    config = {**CONFIG, "hidden_size": 64, name: 4, "moe_intermediate_size": 32}
     put(tmp_path / "home/models/mine", config)
     assert (entry := named(str(tmp_path / "home/models/mine"))) is not None
     assert entry.inner == 4 * (32 + 64)
