@@ -128,7 +128,7 @@ def _options(
 
 _SERVE_EXAMPLES = """\
 mlxserve serve                                       the model of `mlxserve use`, else the included one
-mlxserve serve qwen3.5:4b                              a model of Hugging Face
+mlxserve serve qwen3.5:4b                            a model of Hugging Face
 mlxserve serve ./my-model --port 9000                a folder
 """
 _RUN_EXAMPLES = """\

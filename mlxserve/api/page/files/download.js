@@ -56,7 +56,7 @@ async function begin() {
 function draw(...parts) { shown.replaceChildren(...parts); }
 
 function drawCommand() { // where it cannot be done from here
-  draw(element("p", "quiet", "For real work start the server with a real one, such as Qwen3 4B (2.3 GB, downloaded once):"),
+  draw(element("p", "quiet", "For real work start the server with a real one, such as Qwen3.5 4B (2.4 GB, downloaded once):"),
     element("pre", "command", "mlxserve serve qwen3.5:4b"));
 }
 
