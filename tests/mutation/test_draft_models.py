@@ -15,6 +15,7 @@ from mlxserve.model import runner
 from mlxserve.model.drafting.draft_model import DraftModel
 from mlxserve.model.drafting.draft_pages import DraftPages, PairedPages
 from mlxserve.model.drafting.drafter import Drafter
+from mlxserve.model.drafting.paged_drafter import PagedDrafter
 from mlxserve.model.load import LoadedModel, prepare
 from mlxserve.scheduler.commit import Commit
 from tests import test_draft_models as tokens
@@ -112,14 +113,14 @@ FOUND: dict[str, Bug] = {
         {"params": tokens.SAMPLING[1]},
     ),
     "write the rows of guesses one slot too early": Bug(
-        Drafter,
+        PagedDrafter,
         "_next",
         "chunk.start + offset, 1",
         "chunk.start + offset - 1, 1",
         guesses.test_drafts_of_several_lengths_take_one_call_for_each_token_of_the_longest,
     ),
     "count the last guess as computed": Bug(
-        Drafter,
+        PagedDrafter,
         "_parts",
         "len(chunk.draft) - 1 if",
         "len(chunk.draft) if",
@@ -133,14 +134,14 @@ FOUND: dict[str, Bug] = {
         rows.test_a_step_forgets_the_rows_from_its_own_on,
     ),
     "catch up without a bound": Bug(
-        Drafter,
+        PagedDrafter,
         "_parts",
         "length = min(num_missing, left)",
         "length = num_missing",
         guesses.test_what_is_missing_is_computed_within_bounds_and_nothing_is_guessed_meanwhile,
     ),
     "guess before the rows are there": Bug(
-        Drafter,
+        PagedDrafter,
         "_parts",
         "is_complete = length == num_missing",
         "is_complete = True",

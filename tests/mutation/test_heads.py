@@ -9,9 +9,9 @@ import pytest
 
 from mlxserve.model import paged
 from mlxserve.model.drafting import head_weights, load
-from mlxserve.model.drafting.drafter import Drafter
 from mlxserve.model.drafting.head import MtpHead
 from mlxserve.model.drafting.head_model import HeadInput, HeadNorm
+from mlxserve.model.drafting.paged_drafter import PagedDrafter
 from tests.model.drafting import test_heads as claims
 from tests.mutation.bug import Bug
 
@@ -49,7 +49,7 @@ FOUND: dict[str, Bug] = {
         {"kind": "mimo", "max_tokens": 3},
     ),
     "keep the rows of guesses as those of the text": Bug(
-        Drafter,
+        PagedDrafter,
         "_parts",
         "if is_complete and self.keeps_guesses else 0",
         "if is_complete else 0",

@@ -67,13 +67,7 @@ class Assistant(Drafter):
         seed: int = 0,
     ) -> None:
         """kv, windows: the pools of the target, as its runner has them."""
-        super().__init__(
-            None,
-            vocab_size=target.vocab_size,
-            max_length=target.context.longest,
-            max_rows=0,
-            seed=seed,
-        )
+        super().__init__(vocab_size=target.vocab_size, max_length=target.context.longest, seed=seed)
         self._model = model
         self._embed = embedding_of(target.model)
         self._page_size = kv.page_size

@@ -10,36 +10,20 @@ import mlx.core as mx
 
 from mlxserve.model.batch import Batch
 from mlxserve.model.drafting.draft_pages import DraftPages
-from mlxserve.model.drafting.drafter import Drafter
+from mlxserve.model.drafting.paged_drafter import PagedDrafter
 from mlxserve.model.forward import forward_of
 from mlxserve.model.load import LoadedModel
 from mlxserve.model.states import StateStore
 from mlxserve.request import Chunk
 
 
-class DraftModel(Drafter):
+class DraftModel(PagedDrafter):
     """A model of its own, called for the prompts' chunks and for each token of a draft."""
 
-    pages: DraftPages  # of its own
-
-    def __init__(
-        self,
-        loaded: LoadedModel,
-        pages: DraftPages,
-        *,
-        vocab_size: int,
-        max_rows: int,
-        seed: int = 0,
-    ) -> None:
-        """The arguments are those of `Drafter`, but for the length, which is the draft model's own."""
+    def __init__(self, loaded: LoadedModel, pages: DraftPages, **options: int) -> None:
+        """The arguments are those of `PagedDrafter`."""
         assert not loaded.has_states, "states would have to return to the last accepted token"
-        super().__init__(
-            pages,
-            vocab_size=vocab_size,
-            max_length=loaded.context.longest,
-            max_rows=max_rows,
-            seed=seed,
-        )
+        super().__init__(loaded, pages, **options)
         self._num_known = loaded.vocab_size
         self._forward = forward_of(loaded, pages.kv, StateStore(()))
 

@@ -1,4 +1,4 @@
-"""Drafter: what guesses tokens on the device, mostly with keys and values of its own in the model's pages.
+"""Drafter: what guesses tokens on the device.
 
 A step of the runner:
 
@@ -16,12 +16,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import accumulate
 from typing import NamedTuple
 
 import mlx.core as mx
-import numpy as np
 
 from mlxserve.model.batch import Batch
 from mlxserve.model.drafting.draft_pages import DraftPages
@@ -39,33 +37,21 @@ class DraftPart(NamedTuple):
 class Drafter(ABC):
     """Guesses the tokens of drafts. Lives on the engine's thread.
 
-    A source of guesses overrides `_logits` and `follow`.
+    A source with pages of its own is a `PagedDrafter`.
     """
 
+    pages: DraftPages | None = None  # of its own
     wants_hidden = False  # `follow` reads the model's hidden states
     wants_unnormed = False  # those before the model's last norm
-    keeps_guesses = True  # the row of an accepted guess is the one that its token has
 
-    def __init__(
-        self,
-        pages: DraftPages | None,
-        *,
-        vocab_size: int,
-        max_length: int,
-        max_rows: int,
-        seed: int,
-    ) -> None:
-        """pages: of its own; None for a source that keeps none, which has its own `_parts`, `_first`, `_next`.
+    def __init__(self, *, vocab_size: int, max_length: int, seed: int) -> None:
+        """vocab_size: the model's, to which the noise of its draws belongs.
 
-        vocab_size: the model's, to which the noise of its draws belongs
         max_length: positions that the drafter can compute
-        max_rows: missing rows that are computed in one step
         seed: the engine's
         """
-        self.pages = pages
         self._vocab_size = vocab_size
         self._max_length = max_length
-        self._max_rows = max_rows
         self._seed = seed
 
     @abstractmethod
@@ -127,46 +113,22 @@ class Drafter(ABC):
         ]
         return mx.concatenate([*calls, mx.array([GUESS], mx.int32)])[mx.array(where)]
 
+    @abstractmethod
     def _parts(self, chunks: Sequence[Chunk]) -> list[DraftPart]:
         """Return the rows to compute before guesses: what is missing, and the chunks' first rows.
 
         Single rows come first, as in every batch.
         """
-        assert self.pages is not None, "a source without pages has parts of its own"
-        parts, left = [], self._max_rows
-        for number, chunk in enumerate(chunks):
-            first = self.pages.num_leading(chunk)
-            if chunk.end > self._max_length:
-                continue
-            num_missing = chunk.start - first
-            length = min(num_missing, left)
-            left -= length
-            is_complete = length == num_missing
-            length += is_complete
-            if not length:
-                continue
-            parts.append(DraftPart(_rows(chunk, first, length, samples=is_complete), number))
-            guessed = len(chunk.draft) - 1 if is_complete and self.keeps_guesses else 0
-            # Those of rejected guesses are overwritten by the next step before they are read.
-            self.pages.mark(chunk, first, first + length + guessed)
-        return sorted(parts, key=lambda part: part.chunk.length > 1 or not part.chunk.samples)
 
+    @abstractmethod
     def _first(self, parts: list[DraftPart]) -> tuple[mx.array, mx.array | None]:
         """Compute known tokens; return (a guess for each part that is complete, what comes after it)."""
-        chunks = [part.chunk for part in parts]
-        batch = self.batch(chunks)
-        return self._guess(chunks, batch, mx.array(batch.tokens), None)
 
+    @abstractmethod
     def _next(
         self, chunks: Sequence[Chunk], offset: int, ids: mx.array, carried: mx.array | None
     ) -> tuple[mx.array, mx.array | None]:
         """Compute the guesses `ids` of these chunks and of others after them; return as `_first`."""
-        rows = [_rows(chunk, chunk.start + offset, 1, samples=True) for chunk in chunks]
-        rows = [row._replace(is_lazy=True) for row in rows]
-        num = len(rows)
-        return self._guess(
-            rows, self.batch(rows), ids[:num], None if carried is None else carried[:num]
-        )
 
     def _guess(
         self,
@@ -189,14 +151,3 @@ class Drafter(ABC):
         if (missing := self._vocab_size - logits.shape[-1]) > 0:
             logits = mx.pad(logits, [(0, 0), (0, missing)], constant_values=-mx.inf)
         return sample(logits, draws).ids, carried
-
-    def batch(self, chunks: Sequence[Chunk]) -> Batch:
-        """Return the batch of these rows; a row of an image counts as the first token."""
-        assert self.pages is not None, "a source without pages has batches of its own"
-        batch = Batch.from_chunks(chunks, self.pages.page_size)
-        return replace(batch, tokens=np.maximum(batch.tokens, 0), pictures=None)
-
-
-def _rows(chunk: Chunk, start: int, length: int, *, samples: bool) -> Chunk:
-    """Return a chunk of the same request and pages, without what concerns the model alone."""
-    return Chunk(chunk.request, start, length, chunk.page_table, samples)

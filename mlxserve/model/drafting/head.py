@@ -24,8 +24,8 @@ import numpy as np
 
 from mlxserve.model.batch import Batch
 from mlxserve.model.drafting.draft_pages import DraftPages
-from mlxserve.model.drafting.drafter import Drafter
 from mlxserve.model.drafting.head_model import HeadModel
+from mlxserve.model.drafting.paged_drafter import PagedDrafter
 from mlxserve.model.forward import forward_of
 from mlxserve.model.load import LoadedModel
 from mlxserve.model.states import StateStore
@@ -41,31 +41,16 @@ class _Kept(NamedTuple):
     row: int
 
 
-class MtpHead(Drafter):
+class MtpHead(PagedDrafter):
     """A head as a drafter, with keys and values of its layer in the model's pages."""
 
     wants_hidden = True
     keeps_guesses = False
-    pages: DraftPages  # of its own
 
-    def __init__(
-        self,
-        loaded: LoadedModel,
-        pages: DraftPages,
-        *,
-        vocab_size: int,
-        max_rows: int,
-        seed: int = 0,
-    ) -> None:
-        """loaded: a HeadModel; the other arguments are those of `Drafter`."""
+    def __init__(self, loaded: LoadedModel, pages: DraftPages, **options: int) -> None:
+        """The arguments are those of `PagedDrafter`; `loaded` is a HeadModel."""
         assert isinstance(loaded.model, HeadModel), "a head reads hidden states"
-        super().__init__(
-            pages,
-            vocab_size=vocab_size,
-            max_length=loaded.context.longest,
-            max_rows=max_rows,
-            seed=seed,
-        )
+        super().__init__(loaded, pages, **options)
         self._head = loaded.model
         self.wants_unnormed = not self._head.takes_normed
         # A recorded graph would keep the hidden states of the step that it was recorded in.

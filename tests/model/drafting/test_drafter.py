@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -13,10 +14,12 @@ import pytest
 from metal_kernels.choice import select_backend
 from mlxserve.cache.kv import KVPool, LayerSpec
 from mlxserve.core.sampling_params import SamplingParams
+from mlxserve.hub.context import Context
 from mlxserve.model.batch import Batch
 from mlxserve.model.drafting.draft_model import DraftModel
 from mlxserve.model.drafting.draft_pages import DraftPages
 from mlxserve.model.drafting.drafter import Drafter
+from mlxserve.model.drafting.paged_drafter import PagedDrafter
 from mlxserve.model.load import LoadedModel, prepare
 from mlxserve.model.runner import ModelRunner
 from mlxserve.request import GUESS, Chunk, LiveRequest, Request, Sampled, as_page_table
@@ -26,15 +29,15 @@ GREEDY = SamplingParams(temperature=0)
 SPEC = LayerSpec(1, 8, 8, mx.float32)
 
 
-class Counting(Drafter):
+class Counting(PagedDrafter):
     """Guesses the next number, and remembers the rows that it was called with."""
 
     wants_hidden = True
 
-    def __init__(self, vocab_size: int = 500, **options: Any) -> None:
+    def __init__(self, vocab_size: int = 500, max_length: int = 100, max_rows: int = 64) -> None:
         pages = DraftPages(KVPool([SPEC], 8, PAGE, select_backend("cpu")))
-        options = {"max_length": 100, "max_rows": 64, "seed": 0, **options}
-        super().__init__(pages, vocab_size=vocab_size, **options)
+        loaded = cast(LoadedModel, SimpleNamespace(context=Context(max_length, max_length)))
+        super().__init__(loaded, pages, vocab_size=vocab_size, max_rows=max_rows)
         self.calls: list[list[tuple[int, int]]] = []  # (token, position) of each row
         self.carried: list[list[int] | None] = []
         self.followed: list[tuple[list[int], tuple[int, ...] | None]] = []

@@ -15,7 +15,7 @@ from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.model import step_graphs
 from mlxserve.model.drafting.draft_model import DraftModel
 from mlxserve.model.drafting.draft_pages import DraftPages
-from mlxserve.model.drafting.drafter import Drafter
+from mlxserve.model.drafting.paged_drafter import PagedDrafter
 from mlxserve.model.load import LoadedModel, prepare
 from mlxserve.model.paged import ShownNorm
 from mlxserve.model.runner import ModelRunner
@@ -86,13 +86,13 @@ def test_recorded_steps_draft_and_verify_as_built_ones(
     assert len(tokens) > 30, "guesses are hashes as well"
 
 
-class Listening(Drafter):
+class Listening(PagedDrafter):
     """Drafts nothing, and keeps the hidden states that it is shown."""
 
     wants_hidden = True
 
-    def __init__(self, pages: DraftPages, *, wants_unnormed: bool) -> None:
-        super().__init__(pages, vocab_size=9, max_length=999, max_rows=9, seed=0)
+    def __init__(self, loaded: LoadedModel, pages: DraftPages, *, wants_unnormed: bool) -> None:
+        super().__init__(loaded, pages, vocab_size=9, max_rows=9)
         self.wants_unnormed = wants_unnormed
         self.heard: list[mx.array] = []
 
@@ -111,7 +111,7 @@ class Answering:
         self.kernels = HashingFactory()
         backend = MetalBackend(self.kernels)
         kv, other = (KVPool(loaded.layers, 24, PAGE, backend) for _ in range(2))
-        self.drafter = Listening(DraftPages(other), wants_unnormed=wants_unnormed)
+        self.drafter = Listening(loaded, DraftPages(other), wants_unnormed=wants_unnormed)
         self.runner = ModelRunner(loaded, kv, drafter=self.drafter)
         self.requests = [LiveRequest(Request(str(n), [7 + n] * 20, GREEDY)) for n in (0, 1)]
 
