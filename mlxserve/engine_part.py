@@ -272,15 +272,17 @@ def _drafting(
     Raises what `load_drafting` raises, and InvalidConfig for a head that was named and does not draft.
     """
     named = draft_files_of(config)
-    source = named or files
-    text: list[int] = []
-    if find_head(source, loaded.config) is not None:
-        text = list(load_tokenizer(files.path, ()).encode(TEXT))
-    elif named is None:
+    source = find_head(named or files, loaded.config) or named
+    if source is None:
         return None, ""
     try:
         return load_drafting(
-            config, source, loaded, text, is_metal=is_metal, memory_limit=memory_limit
+            config,
+            source,
+            loaded,
+            lambda: load_tokenizer(files.path, ()).encode(TEXT),
+            is_metal=is_metal,
+            memory_limit=memory_limit,
         ), ""
     except (HeadRefused, OutOfMemory) as error:
         if named is not None:

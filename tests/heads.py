@@ -30,6 +30,7 @@ from mlxserve.hub.embedded import model_path
 from mlxserve.hub.files import check_folder
 from mlxserve.model.attention import choose_attention
 from mlxserve.model.drafting.draft_pages import DraftPages
+from mlxserve.model.drafting.head_weights import find_head
 from mlxserve.model.drafting.load import PagedDrafting, load_drafting
 from mlxserve.model.load import LoadedModel, load
 from mlxserve.model.runner import ModelRunner
@@ -315,11 +316,12 @@ def loaded(folder: Path) -> LoadedModel:
 
 def drafting_of(folder: Path, target: LoadedModel, *, is_metal: bool = False) -> PagedDrafting:
     """Load the head in a folder for a model."""
+    files = check_folder(folder, folder.name)
     return load_drafting(
         EngineConfig(),
-        check_folder(folder, folder.name),
+        find_head(files, target.config) or files,
         target,
-        TEXT,
+        lambda: TEXT,
         is_metal=is_metal,
         memory_limit=MEMORY,
     )

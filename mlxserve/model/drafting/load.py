@@ -9,7 +9,7 @@ none          the model's files have a head         MtpHead
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from mlxserve.cache.kv import Backends, KVPool
@@ -26,7 +26,7 @@ from mlxserve.model.drafting.drafting import Drafting
 from mlxserve.model.drafting.head import MtpHead
 from mlxserve.model.drafting.head_model import show_hidden
 from mlxserve.model.drafting.head_probe import MIN_SHARE, NUM_GUESSES, share_accepted
-from mlxserve.model.drafting.head_weights import HeadFiles, HeadRefused, find_head, load_head
+from mlxserve.model.drafting.head_weights import HeadFiles, HeadRefused, load_head
 from mlxserve.model.drafting.load_assistant import load_assistant
 from mlxserve.model.load import LoadedModel, load, prepare
 from mlxserve.model.load_check import try_first
@@ -73,27 +73,37 @@ class PagedDrafting:
 
 def load_drafting(
     config: EngineConfig,
-    files: ModelFiles,
+    source: HeadFiles | ModelFiles,
     target: LoadedModel,
-    text: Sequence[int],
+    text: Callable[[], Sequence[int]],
     *,
     is_metal: bool,
     memory_limit: int,
 ) -> Drafting:
-    """Load what `files`, those that `draft_model` names or the model's own, have for drafts.
+    """Load what drafts for a model: a head, or what `draft_model` names.
 
-    text: token ids of a fixed text, at which a head guesses first
+    source: the head that `find_head` has found, otherwise the named files
+    text: returns the token ids of a fixed text, at which a head guesses first
     memory_limit: bytes for both
     Raises InvalidConfig for what does not draft, HeadRefused for a head, and what `load_probed` raises.
     """
-    if is_assistant(files.config):
-        return load_assistant(files, target, is_metal=is_metal, memory_limit=memory_limit)
-    head = find_head(files, target.config)
-    if head is None:
-        try_first(config, files, memory_limit)
-    memory_limit -= target.weight_size
-    if head is not None:
-        return _load_head(config, head, target, text, is_metal=is_metal, memory_limit=memory_limit)
+    left = memory_limit - target.weight_size
+    if isinstance(source, HeadFiles):
+        return _load_head(config, source, target, text(), is_metal=is_metal, memory_limit=left)
+    if is_assistant(source.config):
+        return load_assistant(source, target, is_metal=is_metal, memory_limit=memory_limit)
+    try_first(config, source, memory_limit)
+    return _load_model(config, source, target, is_metal=is_metal, memory_limit=left)
+
+
+def _load_model(
+    config: EngineConfig,
+    files: ModelFiles,
+    target: LoadedModel,
+    *,
+    is_metal: bool,
+    memory_limit: int,
+) -> Drafting:
     loaded = load(files, is_metal=is_metal, memory_limit=memory_limit)
     if loaded.has_states:
         raise InvalidConfig(
