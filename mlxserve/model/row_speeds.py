@@ -15,7 +15,7 @@ from mlxserve.model.load import LoadedModel
 from mlxserve.model.runner import ModelRunner
 from mlxserve.request import Chunk, LiveRequest, Request, as_page_table
 
-log = logging.getLogger("mlxserve.build")
+log = logging.getLogger("mlxserve.model.row_speeds")
 
 # One, what follows one; the last that mlx's kernel for few rows takes in one pass of the weights,
 # and in two; the first that its matrix kernel takes; two of the latter's tile.

@@ -34,7 +34,7 @@ from mlxserve.model.runner import ModelRunner
 from mlxserve.scheduler.scheduler import Scheduler
 from mlxserve.system import metal_memory
 
-log = logging.getLogger("mlxserve.build")
+log = logging.getLogger("mlxserve.chat.embedding")
 
 _LENGTHS = (5, 12)  # tokens of the texts of the check
 # Of the largest number, in float32 and in half precision: other shapes round otherwise.

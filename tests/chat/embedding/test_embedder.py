@@ -432,7 +432,7 @@ def test_memory_bounds_the_longest_text(
     config = EngineConfig().with_options(model=str(bert_folder))
     with pytest.raises(OutOfMemory, match="a text of 40 tokens needs"):
         build_text_model(config, memory_limit=weights + 100_000)
-    with caplog.at_level(logging.WARNING, logger="mlxserve.build"):
+    with caplog.at_level(logging.WARNING, logger="mlxserve.chat.embedding"):
         chat = build_text_model(config, memory_limit=weights + 5_000_000)
     chat.close()
     assert chat.max_model_len < 40
