@@ -13,9 +13,10 @@ import mlx.core as mx
 import numpy as np
 
 from metal_kernels import quantised
+from metal_kernels.few_rows import BITS, GROUP_SIZES, PACKS, ROWS, Quantised
 from metal_kernels.latents import LATENT_DIMS
 from metal_kernels.limits import HEAD_DIMS
-from metal_kernels.metal import DTYPES
+from metal_kernels.metal import DTYPES, MetalBackend
 from metal_kernels.numpy_attention import Floats, attend, in_8_bits, unpacked
 from metal_kernels.ops import Attention, Backend, Heads
 from metal_kernels.reading import read
@@ -35,6 +36,9 @@ _LATENT_HEADS = 20
 # (tokens before the chunk, rows of the chunk)
 _DECODES = ((0, 1), (31, 1), (300, 1))
 _CHUNKS = ((0, 33), (20, 40))
+_DRAFT_END, _DRAFT_ROWS = 300, 3  # positions of a draft's last row, and rows
+# A product of few rows: results, and numbers of a row for each dimension of a head.
+_RESULTS, _WIDTH_OF_A_HEAD = 8, 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +136,10 @@ def _check(
     backend: Backend, dtype: mx.Dtype, head_dim: int, *, is_quantised: bool = False
 ) -> Iterator[OpCheck]:
     is_written = True
-    for op, error_of in _ERRORS.items():
+    errors = dict(_ERRORS)
+    if isinstance(backend, MetalBackend):
+        errors |= _METAL_ERRORS if is_quantised else _METAL_ERRORS | _PRODUCT_ERRORS
+    for op, error_of in errors.items():
         error, refusal = float("nan"), None
         if is_written:
             try:
@@ -206,25 +213,55 @@ def _copy_error(written: _Written) -> float:
 
 
 def _decode_error(written: _Written) -> float:
-    return _attention_error(written, _DECODES, written.backend.paged_decode)
+    return _attention_error(written, _tables(_DECODES), written.backend.paged_decode)
 
 
 def _grouped_error(written: _Written) -> float:
-    return _attention_error(written, _DECODES, written.backend.paged_decode, _LARGE_GROUP)
+    op = written.backend.paged_decode
+    return _attention_error(written, _tables(_DECODES), op, _LARGE_GROUP)
+
+
+def _draft_error(written: _Written) -> float:
+    """Error of the rows of one draft, whose pages are read together where registers hold them."""
+    pages = np.arange(-(-_DRAFT_END // _PAGE_SIZE), dtype=np.int32)
+    tables = SequenceTables(
+        page_tables=np.tile(pages, (_DRAFT_ROWS, 1)),
+        context_lens=np.arange(_DRAFT_ROWS, dtype=np.int32) + _DRAFT_END - _DRAFT_ROWS + 1,
+        query_starts=np.arange(_DRAFT_ROWS + 1, dtype=np.int32),
+        page_size=_PAGE_SIZE,
+    )
+    return _attention_error(written, tables, written.backend.paged_decode)
+
+
+def _product_error(written: _Written) -> float:
+    """Error of products of few rows with weights of 4 and 8 bits."""
+    backend, dtype = written.backend, written.keys.dtype
+    assert isinstance(backend, MetalBackend)
+    width = _WIDTH_OF_A_HEAD * written.keys.shape[-1]
+    rows = _draw((ROWS[-1], width), dtype, 7)
+    errors = []
+    for bits in BITS:
+        packed, scales, biases = mx.quantize(_draw((_RESULTS, width), dtype, 8), bits=bits)
+        weights = Quantised(packed, scales, biases, GROUP_SIZES[1], bits)
+        exact = mx.dequantize(packed, _as_floats(scales), _as_floats(biases), bits=bits)
+        right = read(_as_floats(rows)) @ read(exact).T
+        for packs in PACKS:
+            ours = _floats(backend.few_rows.product(rows, weights, packs))
+            errors.append(row_error(ours[:, None], right[:, None]))
+    return max(errors)
 
 
 def _prefill_error(written: _Written) -> float:
-    return _attention_error(written, _CHUNKS, written.backend.paged_prefill)
+    return _attention_error(written, _tables(_CHUNKS), written.backend.paged_prefill)
 
 
 def _attention_error(
     written: _Written,
-    sequences: Sequence[tuple[int, int]],
+    tables: SequenceTables,
     op: Callable[..., mx.array],
     group: int = _GROUP,
 ) -> float:
     head_dim = written.keys.shape[-1]
-    tables = _tables(sequences)
     queries = _draw((tables.num_rows, _KV_HEADS * group, head_dim), written.keys.dtype, 3)
     output = op(queries, *written.pools, tables, Attention(head_dim**-0.5))
     ours, rows = map(_floats, (output, queries))
@@ -276,10 +313,17 @@ _ERRORS: dict[str, Callable[[_Written], float]] = {
     "grouped_decode": _grouped_error,
     "paged_prefill": _prefill_error,
 }
+# Of ops that have kernels of their own on Metal alone.
+_METAL_ERRORS: dict[str, Callable[[_Written], float]] = {"draft_decode": _draft_error}
+_PRODUCT_ERRORS: dict[str, Callable[[_Written], float]] = {"qmv_rows": _product_error}
 
 
 def _floats(array: mx.array) -> Floats:
-    return read(array.astype(mx.float32))
+    return read(_as_floats(array))
+
+
+def _as_floats(array: mx.array) -> mx.array:
+    return array.astype(mx.float32)
 
 
 def _slots_of(page: int) -> IntArray:

@@ -20,8 +20,10 @@ from tests.emulated import emulated_factory
 
 OPS = [
     *("write_kv", "copy_pages", "rotate_and_write"),
-    *("paged_decode", "grouped_decode", "paged_prefill"),
+    *("paged_decode", "grouped_decode", "paged_prefill", "draft_decode"),
 ]
+PRODUCTS = ["qmv_rows"]  # whose weights have 4 and 8 bits whatever the pools have
+NUM_CHECKS = len(DTYPES) * (2 * len(OPS) + len(PRODUCTS))
 
 
 def failing(backend: MetalBackend) -> set[str]:
@@ -54,7 +56,7 @@ def test_every_op_of_every_dtype_is_right(fast_backend: MetalBackend) -> None:
         (dtype, is_quantised, op)
         for dtype in DTYPES
         for is_quantised in (False, True)
-        for op in OPS
+        for op in (OPS if is_quantised else OPS + PRODUCTS)
     ]
     for check in checks:
         assert check.is_right, check
@@ -63,7 +65,7 @@ def test_every_op_of_every_dtype_is_right(fast_backend: MetalBackend) -> None:
 
 
 def test_kernels_that_do_nothing_are_found() -> None:
-    own = {"paged_decode", "grouped_decode", "paged_prefill", "rotate_and_write", "copy_pages"}
+    own = {*OPS[1:], *PRODUCTS}
     assert failing(spoiled(*own)) == own
 
 
@@ -99,7 +101,7 @@ def test_a_long_row_that_is_slightly_wrong_is_found_beside_a_short_one() -> None
 
     wrong = [check for check in check_ops(MetalBackend(factory), [64], []) if not check.is_right]
     assert [(check.op, check.dtype) for check in wrong if not check.is_quantised] == [
-        (op, dtype) for dtype in DTYPES for op in ("paged_decode", "grouped_decode")
+        (op, dtype) for dtype in DTYPES for op in ("paged_decode", "grouped_decode", "draft_decode")
     ]
 
 
@@ -109,7 +111,7 @@ TOO_MANY_THREADS = ValueError("[metal_kernel] Thread group size (512) is greater
 
 def test_a_refused_kernel_is_a_result_and_the_others_are_checked() -> None:
     checks = list(check_ops(spoiled("paged_decode", error=TOO_MANY_THREADS), [64], []))
-    assert len(checks) == 2 * len(DTYPES) * len(OPS)
+    assert len(checks) == NUM_CHECKS
     for check in checks:
         assert check.is_right == (check.op != "paged_decode"), check
         assert check.refusal == (str(TOO_MANY_THREADS) if check.op == "paged_decode" else None)
@@ -121,7 +123,10 @@ def test_nothing_is_said_about_other_ops_where_no_pool_can_be_written() -> None:
     checks = [check for check in checks if not check.is_quantised]
     reasons = {check.op: check.refusal for check in checks}
     because = "not checked, because write_kv does not run"
-    assert reasons == {"write_kv": str(REFUSED_TEXT), **dict.fromkeys(OPS[1:], because)}
+    assert reasons == {
+        "write_kv": str(REFUSED_TEXT),
+        **dict.fromkeys([*OPS[1:], *PRODUCTS], because),
+    }
 
 
 def in_tf32(array: mx.array) -> mx.array:
@@ -148,7 +153,7 @@ def test_products_of_mlx_in_tf32_do_not_make_a_right_kernel_wrong(
     monkeypatch.setattr(mx, "matmul", matmul)
     monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", attention)
     checks = [check for check in check_ops(fast_backend, [64], []) if check.dtype == mx.float32]
-    assert [check.op for check in checks] == 2 * OPS
+    assert [check.op for check in checks] == OPS + PRODUCTS + OPS
     assert all(check.is_right for check in checks), checks
 
 
