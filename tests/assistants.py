@@ -14,6 +14,7 @@ import pytest
 from mlx.utils import tree_flatten, tree_map, tree_unflatten
 
 from mlxserve.hub.embedded import model_path
+from mlxserve.model.drafting import load_assistant
 from mlxserve.model.drafting.assistant_model import AssistantArgs, AssistantModel
 from mlxserve.scheduler.draft_controller import DraftController
 
@@ -115,6 +116,12 @@ def write_agreeing_pair(folder: Path, target: Path) -> tuple[Path, Path]:
     guessing |= {**shared, "pre_projection.weight": projection}
     mx.save_safetensors(str(assistant / "model.safetensors"), guessing, metadata={"format": "pt"})
     return own, assistant
+
+
+@pytest.fixture
+def unprobed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take assistants that guess nothing right, as random ones do."""
+    monkeypatch.setattr(load_assistant, "MIN_SHARE", 0.0)
 
 
 @contextmanager

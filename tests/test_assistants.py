@@ -21,6 +21,7 @@ from mlxserve.model.drafting.assistant import Assistant
 from mlxserve.model.drafting.assistant_model import AssistantModel, Shared
 from mlxserve.request import Chunk
 from tests.assistants import always_drafting, read_assistant, write_agreeing_pair, write_assistant
+from tests.assistants import unprobed as unprobed
 from tests.emulated import emulated_backend
 from tests.test_draft_models import (
     GREEDY,
@@ -41,6 +42,8 @@ CLUSTERED: dict[str, Any] = {
 }
 WINDOW = 24  # of the tiny model
 SLIDING = "sliding_attention"
+
+pytestmark = pytest.mark.usefixtures("unprobed")
 
 
 @pytest.fixture(scope="module")
@@ -256,7 +259,7 @@ def check_calls(dense: Dense, drafts: Sequence[_Draft]) -> int:
     ids=["default", "windows in a pool of their own", "one pool"],
 )
 def test_logits_are_those_over_whole_texts(
-    options: dict[str, int], target: Path, assistant: Path
+    options: dict[str, int], target: Path, assistant: Path, unprobed: None
 ) -> None:
     """Of requests together and of their next turns, from cached pages and after rejected guesses."""
     num = 2 if options["num_pages"] == 40 else 4

@@ -15,6 +15,7 @@ from tests.mutation.bug import Bug
 pytestmark = pytest.mark.mutation
 
 
+unprobed = computed.unprobed
 target = computed.target
 assistant = computed.assistant
 

@@ -83,7 +83,7 @@ def load_drafting(
     """Load what drafts for a model: a head, or what `draft_model` names.
 
     source: the head that `find_head` has found, otherwise the named files
-    text: returns the token ids of a fixed text, at which a head guesses first
+    text: returns the token ids of a fixed text, at which a head or an assistant guesses first
     memory_limit: bytes for both
     Raises InvalidConfig for what does not draft, HeadRefused for a head, and what `load_probed` raises.
     """
@@ -91,7 +91,7 @@ def load_drafting(
     if isinstance(source, HeadFiles):
         return _load_head(config, source, target, text(), is_metal=is_metal, memory_limit=left)
     if is_assistant(source.config):
-        return load_assistant(source, target, is_metal=is_metal, memory_limit=memory_limit)
+        return load_assistant(source, target, text, is_metal=is_metal, memory_limit=memory_limit)
     try_first(config, source, memory_limit)
     return _load_model(config, source, target, is_metal=is_metal, memory_limit=left)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,8 @@ from mlxserve.hub.assistants import why_not_for
 from mlxserve.hub.files import ModelFiles
 from mlxserve.model.drafting.assistant import FULL, SLIDING, Assistant, last_layers
 from mlxserve.model.drafting.assistant_model import AssistantArgs, AssistantModel
+from mlxserve.model.drafting.assistant_probe import share_accepted
+from mlxserve.model.drafting.head_probe import MIN_SHARE, NUM_GUESSES
 from mlxserve.model.load import (
     READ_ERRORS,
     LoadedModel,
@@ -83,10 +85,16 @@ class LoadedAssistant:
 
 
 def load_assistant(
-    files: ModelFiles, target: LoadedModel, *, is_metal: bool, memory_limit: int
+    files: ModelFiles,
+    target: LoadedModel,
+    text: Callable[[], Sequence[int]],
+    *,
+    is_metal: bool,
+    memory_limit: int,
 ) -> LoadedAssistant:
     """Load the assistant in `files` for `target`, whose weights have been loaded.
 
+    text: returns the token ids of a fixed text, at which it guesses first
     memory_limit: bytes for both. Raises InvalidConfig for an assistant of another model, UnsupportedModel,
         OutOfMemory.
     """
@@ -104,12 +112,20 @@ def load_assistant(
         model = in_float32(model, files.name, memory_limit)
     use_paged_attention(model)
     mx.eval(model.parameters())
+    share = share_accepted(model, target, text())
+    if share < MIN_SHARE:
+        raise InvalidConfig(
+            f"draft_model={files.name}: {100 * share:.0f} % of its guesses at {NUM_GUESSES} tokens of a text are right "
+            f"and {100 * MIN_SHARE:.0f} % are required. It may be the assistant of another model.",
+            option="draft_model",
+        )
     loaded = LoadedAssistant(files, model)
     log.info(
-        "%s drafts for %s: %.2f GiB of weights, and no pages",
+        "%s drafts for %s: %.2f GiB of weights, no pages, and %.0f %% of a text's tokens guessed",
         files.name,
         target.name,
         loaded.weight_size / (1 << 30),
+        100 * share,
     )
     return loaded
 

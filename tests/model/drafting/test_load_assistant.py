@@ -13,14 +13,22 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 
+from mlxserve.cache.kv import KVPool
 from mlxserve.core.errors import InvalidConfig, OutOfMemory, UnsupportedModel
+from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.hub.assistants import is_assistant, why_not_for
 from mlxserve.hub.files import find_model
-from mlxserve.model.drafting.assistant import last_layers
+from mlxserve.model.attention import choose_attention
+from mlxserve.model.drafting.assistant import Assistant, last_layers
 from mlxserve.model.drafting.assistant_model import AssistantModel
+from mlxserve.model.drafting.assistant_probe import share_accepted
 from mlxserve.model.drafting.load_assistant import LoadedAssistant, load_assistant
 from mlxserve.model.load import LoadedModel, load
-from tests.assistants import read_assistant, write_assistant
+from mlxserve.model.runner import ModelRunner
+from mlxserve.request import GUESS, Chunk, LiveRequest, Request, as_page_table
+from tests.assistants import read_assistant, write_agreeing_pair, write_assistant
+from tests.assistants import unprobed as unprobed
+from tests.heads import TEXT
 
 GIB = 1 << 30
 CLUSTERED: dict[str, Any] = {
@@ -44,7 +52,11 @@ def loaded(
     path: Path, target: LoadedModel, *, is_metal: bool = False, memory_limit: int = GIB
 ) -> LoadedAssistant:
     return load_assistant(
-        find_model(str(path)), target, is_metal=is_metal, memory_limit=memory_limit
+        find_model(str(path)),
+        target,
+        lambda: TEXT,
+        is_metal=is_metal,
+        memory_limit=memory_limit,
     )
 
 
@@ -58,6 +70,7 @@ def logits(model: AssistantModel) -> np.ndarray:
     return np.array(found.astype(mx.float32))
 
 
+@pytest.mark.usefixtures("unprobed")
 @pytest.mark.parametrize("changes", [{}, CLUSTERED], ids=["all logits", "clusters"])
 def test_weights_have_4_bits_on_metal_and_are_as_published_on_a_cpu(
     changes: dict[str, Any], folder: Path, target: LoadedModel, tmp_path: Path
@@ -74,6 +87,7 @@ def test_weights_have_4_bits_on_metal_and_are_as_published_on_a_cpu(
     assert np.isfinite(logits(packed.model)).all()
 
 
+@pytest.mark.usefixtures("unprobed")
 def test_what_is_quantised_already_is_loaded_as_it_is(
     folder: Path, target: LoadedModel, tmp_path: Path
 ) -> None:
@@ -201,3 +215,80 @@ def test_an_order_with_tokens_that_do_not_exist_is_refused(
     mx.save_safetensors(file, weights, metadata={"format": "pt"})
     with pytest.raises(UnsupportedModel, match="order of tokens"):
         loaded(path, target)
+
+
+@pytest.fixture(scope="module")
+def pair(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[LoadedModel, Path]:
+    """A model, and an assistant that mostly guesses its tokens."""
+    own, assistant = write_agreeing_pair(tmp_path_factory.mktemp("pair"), folder)
+    return load(find_model(str(own)), is_metal=False, memory_limit=GIB), assistant
+
+
+def test_an_assistant_that_guesses_the_models_tokens_is_taken(
+    pair: tuple[LoadedModel, Path],
+) -> None:
+    model, assistant = pair
+    share = share_accepted(loaded(assistant, model).model, model, TEXT)
+    assert share > 0.3
+
+
+def test_an_assistant_that_guesses_nothing_is_refused(
+    folder: Path, target: LoadedModel, tmp_path: Path
+) -> None:
+    path = write_assistant(tmp_path / "a", folder)
+    sentence = r"draft_model=a: 0 % of its guesses at 32 tokens .* 10 % are required\. It may be the assistant of another"
+    with pytest.raises(InvalidConfig, match=sentence):
+        loaded(path, target)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_what_is_no_number_is_no_right_guess(
+    value: float, pair: tuple[LoadedModel, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, assistant = pair
+    call = AssistantModel.__call__
+
+    def spoiled(self: AssistantModel, *arguments: Any) -> tuple[mx.array, mx.array]:
+        logits, hidden = call(self, *arguments)
+        logits[:, 0] = -value  # not the best one
+        return logits, hidden
+
+    monkeypatch.setattr(AssistantModel, "__call__", spoiled)
+    with pytest.raises(InvalidConfig, match="0 % of its guesses"):
+        loaded(assistant, model)
+
+
+def test_the_probe_guesses_what_drafts_over_pages_guess(
+    folder: Path,
+    target: LoadedModel,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    unprobed: None,
+) -> None:
+    """The last guess of the probe, at the end of a text longer than the window."""
+    model, assistant = target, loaded(write_assistant(tmp_path / "a", folder), target).model
+    calls = []
+    call = AssistantModel.__call__
+
+    def listening(self: AssistantModel, *arguments: Any) -> tuple[mx.array, mx.array]:
+        calls.append(call(self, *arguments))
+        return calls[-1]
+
+    monkeypatch.setattr(AssistantModel, "__call__", listening)
+    share_accepted(assistant, model, TEXT)
+    probed = np.array(calls[-1][0])
+    choice = choose_attention("auto", model)
+    kv = KVPool(model.layers, 8, 16, choice.backends)
+    drafter = Assistant(assistant, model, kv)
+    runner = ModelRunner(choice.loaded, kv, drafter=drafter)
+    request = LiveRequest(Request("text", TEXT, SamplingParams(temperature=0)))
+    request.prefill_end, end = len(TEXT), len(TEXT) - 1
+    pages = as_page_table(range(8))
+    for chunk in (
+        Chunk(request, 0, end, pages, samples=True),
+        Chunk(request, end, 2, pages, samples=True, draft=(GUESS,)),
+    ):
+        pending = runner.launch([chunk])
+        runner.start(pending)
+        runner.collect(pending)
+    np.testing.assert_allclose(np.array(calls[-1][0]), probed, atol=0.01)
