@@ -50,7 +50,7 @@ from mlxserve.model.work import forward_work
 from mlxserve.model.workers import Workers
 from mlxserve.scheduler.draft_controller import DraftController
 from mlxserve.scheduler.drafts import DeviceDrafts, Drafts, LookupDrafts
-from mlxserve.scheduler.row_times import RowTimes
+from mlxserve.scheduler.row_times import CALL, RowTimes
 from mlxserve.scheduler.scheduler import Scheduler
 from mlxserve.system import machine
 from mlxserve.text.shared_vocabulary import refuse_other_vocabulary
@@ -294,17 +294,15 @@ def _drafts(config: EngineConfig, part: EnginePart, times: RowTimes | None) -> D
 
 
 def timed_rows(config: EngineConfig, part: EnginePart) -> RowTimes | None:
-    """Measure what rows of drafts cost; None where nothing is ever drafted.
-
-    Steps of recurrent states are not measured before there are some: what is assumed is corrected by the first ones.
-    """
+    """Measure what rows of drafts cost; None where nothing is ever drafted."""
     if not config.max_draft:
         return None
-    has_calls = part.drafter is not None
-    if part.loaded.has_states:
-        return RowTimes(has_calls=has_calls)
-    table = measure_rows(part.loaded, part.backends, config.page_size)
-    return RowTimes(table, has_calls=has_calls)
+    slots = config.num_state_slots
+    table, call = measure_rows(part.loaded, part.backends, config.page_size, num_slots=slots)
+    if part.drafter is not None:
+        call += CALL * table[1]
+    has_calls = part.drafter is not None or part.loaded.has_states
+    return RowTimes(table, has_calls=has_calls, call=call)
 
 
 def _pace(

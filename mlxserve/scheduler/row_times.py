@@ -5,7 +5,8 @@
 The heat is common to all steps and follows within about six of them: a laptop that throttles, a
 context that grows. The shape is the median of the last nine steps of a size, so that a step that
 stalled does not count. Sizes that have not run for long are read off a table that was measured when the
-model was loaded (`model/row_speeds.py`), beside the nearest size that has.
+model was loaded (`model/row_speeds.py`), beside the nearest size that has. Each token of the longest draft may
+add a call: of a drafter, or of layers with recurrent states, which take the second rows of all drafts after the first.
 
 Why a table: what another row costs depends on the chip, on the layers and on the number format. On
 M3 and later, mlx reads quantised weights once for every five rows, on M1 and M2 once for every row,
@@ -30,16 +31,23 @@ _FORGOTTEN_AFTER = 1024
 _SWEPT_EVERY = 64  # steps
 _MAX_CHANGE = 1.5  # of the heat's estimate by one step: a stall is no heat
 _MIN_SECONDS = 1e-9  # a coarse clock may measure a step as none at all
-_CALL = 0.08  # of a step of one row: a drafter's call that was never measured
+CALL = 0.08  # of a step of one row: a drafter's call that was never measured
 
 
 class RowTimes:
     """Learns the times of steps by their rows, and by the calls of a drafter before them."""
 
-    def __init__(self, table: Mapping[int, float] = ASSUMED, *, has_calls: bool = False) -> None:
+    def __init__(
+        self,
+        table: Mapping[int, float] = ASSUMED,
+        *,
+        has_calls: bool = False,
+        call: float | None = None,
+    ) -> None:
         """Begin with a table of seconds by rows; any unit will do until a step is observed.
 
-        has_calls: each token of the longest draft is a call of a model, whose time counts
+        has_calls: each token of the longest draft is a call of a drafter or of recurrent layers, whose time counts
+        call: that of a call, in the table's unit; by default a part of a step of one row
         """
         self._sizes = sorted(table)
         self._table = [table[rows] for rows in self._sizes]
@@ -47,7 +55,8 @@ class RowTimes:
         self._shapes: dict[tuple[int, int], deque[float]] = {}  # by rows and calls, the last steps
         self._medians: dict[tuple[int, int], float] = {}  # of those that are known
         self._plain: list[int] = []  # known sizes without calls, ascending
-        self._calls: deque[float] = deque([_CALL * self._table[0]], maxlen=_KEPT)
+        call = CALL * self._table[0] if call is None else call
+        self._calls: deque[float] = deque([call], maxlen=_KEPT)
         self._last: dict[tuple[int, int], int] = {}  # number of the last step of a size
         self._num_steps = 0
         self._heat = 1.0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
@@ -14,7 +16,10 @@ from mlxserve.hub.files import find_model
 from mlxserve.model import row_speeds
 from mlxserve.model.attention import load_probed
 from mlxserve.model.row_speeds import ROWS, describe, measure_rows
-from mlxserve.scheduler.row_times import RowTimes
+from mlxserve.model.runner import ModelRunner, Pending
+from mlxserve.model.state_groups import Group
+from mlxserve.model.states import StateStore
+from mlxserve.request import Sampled
 from mlxserve.system import machine
 
 
@@ -32,10 +37,11 @@ def mini() -> tuple:
 
 def test_every_size_has_a_time_and_more_rows_take_no_less(mini: tuple) -> None:
     loaded, backends, _ = mini
-    table = measure_rows(loaded, backends, 16, rows=(1, 2, 5))
+    table, call = measure_rows(loaded, backends, 16, rows=(1, 2, 5))
     assert list(table) == [1, 2, 5]
     assert list(table.values()) == sorted(table.values())
     assert table[1] > 0
+    assert call == 0
 
 
 def test_larger_sizes_are_left_out_once_the_time_is_up(
@@ -43,7 +49,8 @@ def test_larger_sizes_are_left_out_once_the_time_is_up(
 ) -> None:
     monkeypatch.setattr(row_speeds, "MAX_SECONDS", 0.0)
     loaded, backends, _ = mini
-    assert list(measure_rows(loaded, backends, 16)) == [ROWS[0]]
+    table, _ = measure_rows(loaded, backends, 16)
+    assert list(table) == [ROWS[0]]
 
 
 def test_a_table_is_described_in_milliseconds() -> None:
@@ -55,9 +62,86 @@ def test_nothing_is_measured_where_nothing_is_ever_drafted() -> None:
     assert timed_rows(EngineConfig(), nobody) is None
 
 
-def test_what_steps_of_states_take_is_assumed_until_there_are_some() -> None:
-    loaded = SimpleNamespace(has_states=True)
-    part = cast(EnginePart, SimpleNamespace(loaded=loaded, drafter=None))
-    times = timed_rows(EngineConfig().with_options(speculative_tokens=4), part)
-    assert times is not None
-    assert [times.shape(rows) for rows in ROWS] == [RowTimes().shape(rows) for rows in ROWS]
+class Timed:
+    """A clock that a runner moves on: by a second a step, and by what its rows and recurrent layers take."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.positions = 0.0, set[int]()
+        collect = ModelRunner.collect
+
+        def collecting(runner: ModelRunner, pending: Pending) -> list[Sampled | None]:
+            starts = [chunk.start for chunk in pending.chunks]
+            self.positions.update(starts)
+            if starts == [1] * len(starts):
+                self.now += 100  # states of single sequences are put together
+            longest = max(len(chunk.draft) for chunk in pending.chunks)
+            self.now += 1 + 0.01 * sum(chunk.length for chunk in pending.chunks) + 0.25 * longest
+            return collect(runner, pending)
+
+        monkeypatch.setattr(ModelRunner, "collect", collecting)
+        monkeypatch.setattr(row_speeds, "time", SimpleNamespace(perf_counter=lambda: self.now))
+        monkeypatch.setattr(row_speeds, "MAX_SECONDS", 1e9)
+
+
+@pytest.fixture(scope="module")
+def hybrid(model_folder: Callable[[str], Path]) -> tuple:
+    return load_probed(
+        find_model(str(model_folder("qwen3_next"))),
+        is_metal=False,
+        memory_limit=1 << 30,
+        kv_cache_dtype="auto",
+        attention_backend="auto",
+    )
+
+
+def test_rows_of_states_are_timed_after_their_first_positions(
+    hybrid: tuple, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And a draft's further rows, which recurrent layers compute one after the other, beside as many sequences."""
+    clock = Timed(monkeypatch)
+    loaded, backends, _ = hybrid
+    table, call = measure_rows(loaded, backends, 16, rows=(1, 2, 5))
+    assert table == pytest.approx({1: 1.01, 2: 1.02, 5: 1.05})
+    assert call == pytest.approx(0.25)
+    assert max(clock.positions) > 4, "each step continues the states of the one before"
+
+
+@pytest.mark.parametrize(("num_slots", "sizes"), [(6, [1, 2]), (1, [1]), (15, [1, 2, 3, 5])])
+def test_no_more_states_are_timed_than_there_is_memory_for(
+    num_slots: int, sizes: list[int], hybrid: tuple, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Timed(monkeypatch)
+    num_held = 0
+    commit = StateStore.commit
+
+    def committing(store: StateStore, groups: Sequence[Group]) -> None:
+        nonlocal num_held
+        commit(store, groups)
+        num_held = max(num_held, sum(group.batch for group in groups))
+
+    monkeypatch.setattr(StateStore, "commit", committing)
+    loaded, backends, _ = hybrid
+    table, call = measure_rows(loaded, backends, 16, num_slots=num_slots)
+    assert list(table) == sizes
+    assert call == pytest.approx(0.25)
+    assert num_held <= max(2, num_slots // 3)
+
+
+def test_drafts_of_states_cost_what_was_measured_for_each_token_of_the_longest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        "mlxserve.build.measure_rows", lambda *_, **__: ({1: 1.0, 2: 1.1, 8: 1.4}, 0.25)
+    )
+    config = EngineConfig().with_options(speculative_tokens=4)
+
+    def shapes(*, has_states: bool, drafter: object) -> list[float]:
+        loaded = SimpleNamespace(has_states=has_states)
+        part = SimpleNamespace(loaded=loaded, drafter=drafter, backends=())
+        times = timed_rows(config, cast(EnginePart, part))
+        assert times is not None
+        return [times.shape(8), times.shape(8, 2)]
+
+    assert shapes(has_states=False, drafter=None) == pytest.approx([1.4, 1.4])
+    assert shapes(has_states=True, drafter=None) == pytest.approx([1.4, 1.9])
+    assert shapes(has_states=True, drafter=object()) == pytest.approx([1.4, 1.9 + 2 * 0.08])

@@ -10,18 +10,20 @@ from mlxserve.cache.kinds import draft_states
 from mlxserve.cache.kinds.draft_states import DraftStates
 from mlxserve.cache.kinds.state_ends import StateEnds
 from mlxserve.cache.kinds.state_slots import StateSlots
-from mlxserve.model import sampler, state_groups
+from mlxserve.model import row_speeds, sampler, state_groups
 from mlxserve.model.state_groups import Group
 from mlxserve.model.states import StateStore
 from mlxserve.scheduler.balance import Balance
 from mlxserve.text.guidance.matcher_host import MatcherHost
-from tests.model import test_sampler, test_states
+from tests.model import test_row_speeds, test_sampler, test_states
 from tests.mutation.bug import Bug
 from tests.scheduler import test_drafts_over_states
 from tests.scheduler.conftest import make_engine as make_engine
 from tests.text.guidance import test_matchers
 
 pytestmark = pytest.mark.mutation
+
+hybrid = test_row_speeds.hybrid
 
 _ACCEPTED = partial(
     test_states.test_the_step_after_a_draft_begins_where_it_was_accepted_up_to, accepted=(0, 2)
@@ -145,6 +147,35 @@ FOUND = {
         "Worth.USUAL",
         "Worth.PINNED",
         test_drafts_over_states.test_a_draft_drops_no_protected_state,
+    ),
+    "time the same position of states again": Bug(
+        row_speeds,
+        "_steps",
+        "start += length if advances else 0",
+        "start += 0",
+        test_row_speeds.test_rows_of_states_are_timed_after_their_first_positions,
+    ),
+    "time the step that puts states together": Bug(
+        test_row_speeds,
+        "measure_rows",
+        "extra = 1 if loaded.has_states else 0",
+        "extra = 0",
+        test_row_speeds.test_rows_of_states_are_timed_after_their_first_positions,
+    ),
+    "time more states than there is memory for": Bug(
+        test_row_speeds,
+        "measure_rows",
+        "each <= num_slots // _STATES_OF_A_ROW",
+        "each <= num_slots",
+        test_row_speeds.test_no_more_states_are_timed_than_there_is_memory_for,
+        {"num_slots": 6, "sizes": [1, 2]},
+    ),
+    "count no calls of recurrent layers": Bug(
+        test_row_speeds,
+        "timed_rows",
+        "part.drafter is not None or part.loaded.has_states",
+        "part.drafter is not None",
+        test_row_speeds.test_drafts_of_states_cost_what_was_measured_for_each_token_of_the_longest,
     ),
 }
 
