@@ -294,14 +294,19 @@ def _drafts(config: EngineConfig, part: EnginePart, times: RowTimes | None) -> D
 
 
 def timed_rows(config: EngineConfig, part: EnginePart) -> RowTimes | None:
-    """Measure what rows of drafts cost; None where nothing is ever drafted."""
+    """Measure what rows of drafts cost; None where nothing is ever drafted.
+
+    Of several ranks it is assumed until there are steps: the others compute what rank 0 tells them alone.
+    """
     if not config.max_draft:
         return None
+    has_calls = part.drafter is not None or part.loaded.has_states
+    if part.loaded.group is not None:
+        return RowTimes(has_calls=has_calls)
     slots = config.num_state_slots
     table, call = measure_rows(part.loaded, part.backends, config.page_size, num_slots=slots)
     if part.drafter is not None:
         call += CALL * table[1]
-    has_calls = part.drafter is not None or part.loaded.has_states
     return RowTimes(table, has_calls=has_calls, call=call)
 
 

@@ -15,13 +15,14 @@ from mlxserve.core.config import EngineConfig
 from mlxserve.core.errors import InvalidConfig, OutOfMemory
 from mlxserve.core.stats import PlannedMemory
 from mlxserve.hub.adapter_files import find_adapters
+from mlxserve.hub.assistants import is_assistant
 from mlxserve.hub.files import ModelFiles, find_model
 from mlxserve.model.attention import load_probed
 from mlxserve.model.drafting.draft_pages import DraftPages
 from mlxserve.model.drafting.drafter import Drafter
 from mlxserve.model.drafting.drafting import Drafting
 from mlxserve.model.drafting.head_probe import TEXT
-from mlxserve.model.drafting.head_weights import HeadRefused, find_head
+from mlxserve.model.drafting.head_weights import HeadFiles, HeadRefused, find_head
 from mlxserve.model.drafting.load import load_drafting
 from mlxserve.model.load import LoadedModel
 from mlxserve.model.load_check import try_first
@@ -196,7 +197,7 @@ def _limits_of(config: EngineConfig, group: RankGroup | None, memory_limit: int 
 def _read(
     config: EngineConfig, files: ModelFiles, group: RankGroup | None, limits: _Limits
 ) -> _Read:
-    """Load the model, and what drafts for it unless several ranks divide the model."""
+    """Load the model, and what drafts for it."""
     if group is None:
         try_first(config, files, limits.memory)
     loaded, backends, difference = load_probed(
@@ -209,7 +210,7 @@ def _read(
         adapters=find_adapters(config.adapters),
     )
     drafting, reason = None, ""
-    if group is None and not is_drafting_off(config):
+    if not is_drafting_off(config) and (group is None or group.is_lead):
         drafting, reason = _drafting(config, files, loaded, limits.is_metal, limits.memory)
     drafter = None if drafting is None else drafting.loaded
     loaded = replace(loaded, drafter=drafter, no_drafts_reason=reason)
@@ -272,9 +273,13 @@ def _drafting(
     Raises what `load_drafting` raises, and InvalidConfig for a head that was named and does not draft.
     """
     named = draft_files_of(config)
+    if loaded.group is not None and named is None:
+        return None, ""
     source = find_head(named or files, loaded.config) or named
     if source is None:
         return None, ""
+    if loaded.group is not None:
+        _refuse_on_ranks(source)
     try:
         return load_drafting(
             config,
@@ -289,6 +294,16 @@ def _drafting(
             raise InvalidConfig(f"draft_model: {error}", option="draft_model") from error
         log.warning("Nothing is drafted: %s", error)
         return None, str(error)
+
+
+def _refuse_on_ranks(source: HeadFiles | ModelFiles) -> None:
+    """Raises InvalidConfig for what shares layers or pages with the model, of which each rank has a part."""
+    if isinstance(source, HeadFiles) or is_assistant(source.config):
+        raise InvalidConfig(
+            f"draft_model={source.name} drafts with one rank only, because it computes with layers and pages of the "
+            "model, of which each rank has a part. Choose a draft model, or leave draft_model out.",
+            option="draft_model",
+        )
 
 
 def _bytes_beside(

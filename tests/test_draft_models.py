@@ -407,11 +407,6 @@ def test_a_draft_model_with_recurrent_states_is_refused(
         LLM(num_pages=60, draft_model=str(model_folder("mamba2")), **OPTIONS)
 
 
-def test_several_ranks_have_no_draft_model() -> None:
-    with pytest.raises(InvalidConfig, match="draft_model works with one rank only"):
-        EngineConfig().with_options(draft_model="m", tensor_parallel_size=2)
-
-
 def test_models_that_embed_have_no_draft_model() -> None:
     with pytest.raises(InvalidConfig, match="for which nothing is drafted"):
         refuse_options(EngineConfig(draft_model="m"), "a model of vectors")

@@ -10,8 +10,6 @@ import pytest
 
 from mlxserve import LLM, SamplingParams
 from mlxserve.chat.answers import RequestOutput
-from mlxserve.core.config import EngineConfig
-from mlxserve.core.errors import InvalidConfig
 from mlxserve.core.sampling_params import Structure, StructureKind
 from tests.together import begun_together
 
@@ -186,8 +184,3 @@ def test_forced_tokens_of_a_structure_take_no_step_of_their_own(
     assert num_steps <= len(found.token_ids) - num_taken + 2
     beside = generate(speculative, ["Weather:", COPYING], params)
     assert beside[0].token_ids == expected.token_ids
-
-
-def test_several_ranks_are_refused() -> None:
-    with pytest.raises(InvalidConfig, match="speculative_tokens works with one rank only"):
-        EngineConfig().with_options(speculative_tokens=4, tensor_parallel_size=2)

@@ -676,16 +676,6 @@ class EngineConfig(Options):
                 option="preemption_mode",
             )
 
-        if self.draft_model is not None:
-            raise InvalidConfig(
-                "draft_model works with one rank only. Leave it out.", option="draft_model"
-            )
-        if self.scheduler.speculative_tokens:
-            raise InvalidConfig(
-                "speculative_tokens works with one rank only. Leave it out, or set it to 0.",
-                option="speculative_tokens",
-            )
-
     @property
     def max_draft(self) -> int:
         """Longest draft in tokens; 0 if there are none."""

@@ -144,7 +144,11 @@ class ModelRunner:
         guesses = None
         if drafting := [chunk for chunk in chunks if chunk.draft[:1] == (GUESS,)]:
             guesses = drafter.propose(drafting)
-            tokens[mx.array(_draft_rows(chunks))] = mx.maximum(guesses, 0)
+            if self._workers is not None:
+                guesses = self._workers.share(guesses)
+                # Before the collectives of the forward: in a pipeline these do not depend on tokens here.
+                mx.async_eval(guesses)  # type: ignore[no-untyped-call]
+            tokens[mx.array(draft_rows(chunks))] = mx.maximum(guesses, 0)
         if not drafter.wants_hidden:
             logits = self.logits(batch, tokens)
             drafter.follow(chunks, tokens, None)
@@ -383,7 +387,7 @@ def _tokens(batch: Batch, previous: Pending | None, lazy: dict[Chunk, int]) -> m
     return tokens
 
 
-def _draft_rows(chunks: Sequence[Chunk]) -> list[int]:
+def draft_rows(chunks: Sequence[Chunk]) -> list[int]:
     """Rows of the drafts that the device makes."""
     rows: list[int] = []
     end = 0

@@ -42,7 +42,7 @@ class Workers(Protocol):
         """`sources`: for each lazy chunk, the row of the previous step that samples its token."""
 
     def share(self, ids: mx.array) -> mx.array:
-        """`RankGroup.share`, at the end of a step that samples."""
+        """`RankGroup.share`: of guesses before a forward, and at the end of a step that samples."""
 
     def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None: ...
 

@@ -104,7 +104,7 @@ class Lead:
         self._tell(FrameKind.STEP, self._encoder.encode(chunks, sources))
 
     def share(self, ids: mx.array) -> mx.array:
-        """Call `RankGroup.share` at the end of a step that samples."""
+        """Call `RankGroup.share`, before the forward of guesses and at the end of a step that samples."""
         assert self._group is not None, "the group has not met"
         return self._group.share(ids)
 

@@ -44,6 +44,7 @@ _OF_EACH_RANK = {
     "disable_log_stats",
     "log_stats_interval",
     "disk_cache_dir",
+    "draft_model",  # rank 0 has all of it
 }
 
 

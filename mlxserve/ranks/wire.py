@@ -6,7 +6,7 @@ A STEP's body is int32. A page table is sent as the difference to the one that t
 the step before; a request that was not in it sends its whole table.
 
     [ chunks, requests of the step before, new pages, those of windows, tokens, numbers about states ]
-    [ start, length, flags, source, request, kept, new, kept, new ] of each chunk
+    [ start, length, flags, source, request, kept, new, kept, new, drafted ] of each chunk
     [ new pages ] [ those of windows ] [ tokens of chunks that are not lazy ]
     [ restore, count, (position, id) x count ]
 
@@ -15,6 +15,7 @@ the step before; a request that was not in it sends its whole table.
     request  its number of arrival
     kept     pages taken over from its table in the step before, which new ones follow; then the same of
              its table for layers with a window
+    drafted  of its tokens, the last ones; all -1 if rank 0 guesses them in the step itself
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ from mlxserve.cache.kinds.full_pages import FullPages
 from mlxserve.cache.kinds.window_pages import WindowPages
 from mlxserve.request import Chunk, PageTable, RequestState, StatePlan
 
-VERSION = 3
+VERSION = 4
 MAX_BODY = 1 << 28  # bytes
 _HEADER = struct.Struct("<IBxxxI")
 _PIECE = 1 << 20  # bytes read at once
-_FIELDS, _COLUMNS = 6, 9  # numbers of a plan's head, and of each chunk
+_FIELDS, _COLUMNS = 6, 10  # numbers of a plan's head, and of each chunk
 
 
 class FrameKind(IntEnum):
@@ -182,7 +183,8 @@ class PlanEncoder:
             number = chunk.request.arrival
             flags = chunk.samples * _Flags.SAMPLES | chunk.is_lazy * _Flags.IS_LAZY
             if not chunk.is_lazy:
-                tokens.extend(chunk.request.token_ids[chunk.start : chunk.end])
+                tokens.extend(chunk.request.token_ids[chunk.start : chunk.end - len(chunk.draft)])
+                tokens.extend(chunk.draft)
             if chunk.state is not None:
                 flags |= _Flags.HAS_STATE
                 states.extend(_of_state(chunk.state))
@@ -192,6 +194,7 @@ class PlanEncoder:
                 of_windows = self._windows.add(number, chunk.window_table)
             rows.extend((chunk.start, chunk.length, flags, sources.get(chunk, -1), number))
             rows.extend((*self._tables.add(number, chunk.page_table), *of_windows))
+            rows.append(len(chunk.draft))
         pages, window_pages = self._tables.end_step(), self._windows.end_step()
         lengths = map(len, (pages, window_pages, tokens, states))
         head = array("i", (len(chunks), num_known, *lengths))
@@ -298,9 +301,12 @@ class PlanDecoder:
         chunks: list[Chunk] = []
         sources: dict[Chunk, int] = {}
         for at in range(_FIELDS, begin, _COLUMNS):
-            start, length, bits, source, number, kept, new, kept_windows, new_windows = numbers[
+            start, length, bits, source, number, *of_tables, num_drafted = numbers[
                 at : at + _COLUMNS
             ]
+            kept, new, kept_windows, new_windows = of_tables
+            if not 0 <= num_drafted < max(1, length):
+                raise ValueError("a draft without a known token before it")
             flags = _Flags(bits)
             table = self._tables.add(number, kept, numbers[page : page + new])
             page += new
@@ -325,6 +331,7 @@ class PlanDecoder:
                 _Flags.SAMPLES in flags,
                 _Flags.IS_LAZY in flags,
                 plan,
+                draft=tuple(numbers[token - num_drafted : token]),
                 window_table=windows,
             )
             chunks.append(chunk)

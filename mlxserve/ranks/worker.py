@@ -20,7 +20,7 @@ from mlxserve.core.errors import OutOfMemory
 from mlxserve.model.batch import Batch
 from mlxserve.model.load import LoadedModel
 from mlxserve.model.rank_group import RankGroup
-from mlxserve.model.runner import ModelRunner
+from mlxserve.model.runner import ModelRunner, draft_rows
 from mlxserve.ranks.follower import Follower
 from mlxserve.ranks.wire import POOLED_KINDS, FrameKind, PlanDecoder, RankFrame, from_int32
 
@@ -72,11 +72,15 @@ class RankWorker:
             assert self._ids is not None, "a lazy token needs a step that sampled"
             where = mx.array([sources[chunk] for chunk in batch.lazy])
             tokens[mx.array(batch.lazy_rows)] = self._ids[where]
+        if guessed := draft_rows(chunks):
+            guesses = self._group.share(mx.zeros(len(guessed), mx.int32))
+            mx.async_eval(guesses)  # type: ignore[no-untyped-call]  # as on rank 0, before the forward
+            tokens[mx.array(guessed)] = mx.maximum(guesses, 0)
         # This comes after all collectives of the forward.
         done = self._runner.logits(batch, tokens)[:, 0]
         if batch.sampling:
             # Not before `done`: what is sent first over a connection must be received first.
-            nothing = mx.depends(mx.zeros(len(batch.sampling), mx.int32), done)
+            nothing = mx.depends(mx.zeros(len(batch.sample_rows), mx.int32), done)
             self._ids = done = self._group.share(nothing)
         if not self._kv.writes_in_place or len(self._unread) == _MAX_UNREAD:
             self._wait()

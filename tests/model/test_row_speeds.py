@@ -20,6 +20,7 @@ from mlxserve.model.runner import ModelRunner, Pending
 from mlxserve.model.state_groups import Group
 from mlxserve.model.states import StateStore
 from mlxserve.request import Sampled
+from mlxserve.scheduler.row_times import RowTimes
 from mlxserve.system import machine
 
 
@@ -136,7 +137,7 @@ def test_drafts_of_states_cost_what_was_measured_for_each_token_of_the_longest(
     config = EngineConfig().with_options(speculative_tokens=4)
 
     def shapes(*, has_states: bool, drafter: object) -> list[float]:
-        loaded = SimpleNamespace(has_states=has_states)
+        loaded = SimpleNamespace(has_states=has_states, group=None)
         part = SimpleNamespace(loaded=loaded, drafter=drafter, backends=())
         times = timed_rows(config, cast(EnginePart, part))
         assert times is not None
@@ -145,3 +146,15 @@ def test_drafts_of_states_cost_what_was_measured_for_each_token_of_the_longest(
     assert shapes(has_states=False, drafter=None) == pytest.approx([1.4, 1.4])
     assert shapes(has_states=True, drafter=None) == pytest.approx([1.4, 1.9])
     assert shapes(has_states=True, drafter=object()) == pytest.approx([1.4, 1.9 + 2 * 0.08])
+
+
+def test_nothing_is_measured_where_other_ranks_wait_for_what_they_are_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("mlxserve.build.measure_rows", None)
+    loaded = SimpleNamespace(has_states=True, group=object())
+    part = cast(EnginePart, SimpleNamespace(loaded=loaded, drafter=None))
+    times = timed_rows(EngineConfig().with_options(speculative_tokens=4), part)
+    assert times is not None
+    assert times.shape(3) == RowTimes().shape(3)
+    assert times.shape(3, 2) == RowTimes(has_calls=True).shape(3, 2)

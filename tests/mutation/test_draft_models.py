@@ -98,7 +98,7 @@ FOUND: dict[str, Bug] = {
     ),
     "put guesses one row too far": Bug(
         runner,
-        "_draft_rows",
+        "draft_rows",
         "range(end - len(chunk.draft), end)",
         "range(end - len(chunk.draft) - 1, end - 1)",
         guesses.test_a_step_verifies_guesses_that_nobody_has_read,

@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 
 from mlxserve.engine.step_time_model import StepTimeModel, StepTimer
+from mlxserve.ranks.wire import PlanDecoder, PlanEncoder
 from mlxserve.scheduler import commit
 from mlxserve.scheduler.draft_controller import Acceptance, DraftController
 from mlxserve.scheduler.drafts import Drafts, Lookup
 from mlxserve.scheduler.row_times import RowTimes
 from tests.engine import test_step_time_model
 from tests.mutation.bug import Bug
+from tests.ranks import test_wire
 from tests.scheduler import test_draft_controller, test_drafts, test_row_times
 from tests.scheduler.conftest import make_engine as make_engine
 
@@ -183,6 +185,27 @@ FOUND: dict[str, Bug] = {
         "2 * max(self.size, num_drafted)",
         "2 * num_drafted",
         test_drafts.test_a_draft_that_was_cut_short_and_is_right_grows_all_the_same,
+    ),
+    "send other ranks no lengths of drafts": Bug(
+        PlanEncoder,
+        "encode",
+        "rows.append(len(chunk.draft))",
+        "rows.append(0)",
+        test_wire.test_any_sequence_of_plans_decodes_to_equal_batches,
+    ),
+    "send other ranks the tokens of a request in place of a draft's": Bug(
+        PlanEncoder,
+        "encode",
+        "tokens.extend(chunk.draft)",
+        "tokens.extend(chunk.request.token_ids[chunk.end - len(chunk.draft) : chunk.end])",
+        test_wire.test_any_sequence_of_plans_decodes_to_equal_batches,
+    ),
+    "take a draft without a known token from rank 0": Bug(
+        PlanDecoder,
+        "_decoded",
+        "if not 0 <= num_drafted < max(1, length):",
+        "if False:",
+        test_wire.test_a_plan_that_does_not_fit_is_refused,
     ),
     "count accepted tokens at the first position": Bug(
         commit,

@@ -12,7 +12,9 @@ import pytest
 
 from mlxserve.system import machine
 from mlxserve.system.machine import free_ports
+from tests import heads
 from tests.conftest import ARCHITECTURES
+from tests.drafting import similar_model
 from tests.ranks.workload import Answers, answers, answers_of_ranks, launcher
 
 # Kinds with `shard` in mlx-lm, and kinds whose layers hand on nothing but hidden states.
@@ -53,7 +55,7 @@ def same(found: Answers, wanted: Answers, size: int = 2) -> None:
         elif name == "logprobs":
             assert found[name][0][0] == wanted_part[0][0]
             assert found[name][0][1] == pytest.approx(wanted_part[0][1], abs=5e-3)
-        elif name not in {"ranks", "num_preemptions", "window_pages"}:
+        elif name not in {"ranks", "num_preemptions", "window_pages", "drafts"}:
             assert found[name] == wanted_part, name
     assert found["num_preemptions"] > 0
 
@@ -70,6 +72,50 @@ def test_two_ranks_answer_what_one_process_does(
 ) -> None:
     options: dict[str, Any] = {f"{split}_parallel_size": 2}
     same(answers_of_ranks(model_folder(kind), **options), alone(kind))
+
+
+@pytest.mark.parametrize(
+    ("split", "kind"),
+    [
+        pytest.param("pipeline", "llama", marks=pytest.mark.slow),
+        *(
+            pytest.param(split, kind, marks=pytest.mark.ranks)
+            for split, kind in (("tensor", "llama"), ("pipeline", "qwen3_next"))
+        ),
+    ],
+)
+def test_a_draft_model_on_rank_0_changes_no_token(
+    split: str, kind: str, model_folder: Callable[[str], Path], tmp_path: Path, alone: Alone
+) -> None:
+    """It guesses within the step: the other ranks are sent what it guessed before their forward."""
+    like = model_folder("llama")  # which has no states, and the same vocabulary
+    folder = similar_model(tmp_path / "draft", like, noise=0.05)
+    options: dict[str, Any] = {f"{split}_parallel_size": 2}
+    found = answers_of_ranks(
+        model_folder(kind), drafted=True, draft_model=str(folder), speculative_tokens=3, **options
+    )
+    same(found, alone(kind))
+    num_drafted, num_accepted = found["drafts"]
+    assert num_drafted > 300
+    assert num_accepted > (0.2 * num_drafted if kind == "llama" else 0)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("split", WAYS)
+def test_drafts_from_earlier_text_change_no_token_of_ranks(
+    split: str, model_folder: Callable[[str], Path], alone: Alone
+) -> None:
+    options: dict[str, Any] = {f"{split}_parallel_size": 2, "speculative_tokens": 4}
+    found = answers_of_ranks(model_folder("qwen3"), drafted=True, **options)
+    same(found, alone("qwen3"))
+    assert found["drafts"][1] > 0
+
+
+@pytest.mark.ranks
+def test_a_head_is_refused_by_ranks(tmp_path: Path) -> None:
+    folder = heads.write(tmp_path / "model", "mimo")
+    with pytest.raises(AssertionError, match="drafts with one rank only"):
+        answers_of_ranks(folder, draft_model=str(folder), pipeline_parallel_size=2)
 
 
 @pytest.mark.ranks

@@ -6,6 +6,7 @@ import socket
 import struct
 from array import array
 from collections.abc import Iterator, Sequence
+from typing import TypeAlias
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.model.batch import Batch
+from mlxserve.model.runner import draft_rows
 from mlxserve.ranks.wire import (
     Channel,
     FrameKind,
@@ -23,9 +25,10 @@ from mlxserve.ranks.wire import (
     as_int32,
     from_int32,
 )
-from mlxserve.request import Chunk, LiveRequest, Request, StatePlan, as_page_table
+from mlxserve.request import GUESS, Chunk, LiveRequest, Request, StatePlan, as_page_table
 
 PAGE_SIZE = 16
+_Planned: TypeAlias = tuple[int, int, bool, bool, bool, bool]
 
 
 class Conversation:
@@ -38,7 +41,14 @@ class Conversation:
         self.done = 0
 
     def chunk(
-        self, length: int, first_page: int, *, samples: bool, state: bool, has_windows: bool
+        self,
+        length: int,
+        first_page: int,
+        *,
+        samples: bool,
+        state: bool,
+        has_windows: bool,
+        draft: tuple[int, ...],
     ) -> Chunk:
         need = -(-(self.done + length) // PAGE_SIZE)
         if need > len(self.pages):
@@ -48,24 +58,29 @@ class Conversation:
         plan = StatePlan(self.done or None, ((self.done + length, first_page),)) if state else None
         windows = self.windows if has_windows else None
         chunk = Chunk(
-            self.live, self.done, length, self.pages, samples, state=plan, window_table=windows
+            self.live,
+            self.done,
+            length,
+            self.pages,
+            samples,
+            state=plan,
+            draft=draft,
+            window_table=windows,
         )
         self.done += length
         return chunk
 
 
-def steps() -> st.SearchStrategy[list[list[tuple[int, int, bool, bool, bool]]]]:
-    """(request, length, samples, has a state plan, begins again with other pages) of each chunk."""
-    chunk = st.tuples(
-        st.integers(1, 6), st.integers(1, 40), st.booleans(), st.booleans(), st.booleans()
-    )
+def steps() -> st.SearchStrategy[list[list[_Planned]]]:
+    """(request, length, samples, has a state plan, begins again with other pages, is a draft) of each chunk."""
+    chunk = st.tuples(st.integers(1, 6), st.integers(1, 40), *[st.booleans()] * 4)
     step = st.lists(chunk, min_size=1, max_size=6, unique_by=lambda one: one[0])
     return st.lists(step, min_size=1, max_size=8)
 
 
 @given(steps(), st.booleans())
 def test_any_sequence_of_plans_decodes_to_equal_batches(
-    plans: list[list[tuple[int, int, bool, bool, bool]]],
+    plans: list[list[_Planned]],
     has_windows: bool,
 ) -> None:
     encoder, decoder = PlanEncoder(), PlanDecoder(has_states=True)
@@ -73,18 +88,28 @@ def test_any_sequence_of_plans_decodes_to_equal_batches(
     page = 0
     for plan in plans:
         chunks = []
-        for number, length, samples, state, again in plan:
+        for number, length, samples, state, again, is_drafted in plan:
             if number not in requests or again or requests[number].done + length > 400:
                 requests[number] = Conversation(number)
             chunks.append(
                 requests[number].chunk(
-                    length, page, samples=samples, state=state, has_windows=has_windows
+                    length,
+                    page,
+                    samples=samples or is_drafted,
+                    state=state,
+                    has_windows=has_windows,
+                    # Of earlier text, or to be guessed.
+                    draft=tuple(range(1, length) if state else [GUESS] * (length - 1))
+                    if is_drafted
+                    else (),
                 )
             )
             page += 8
         chunks.sort(key=lambda chunk: chunk.length > 1)
         told, sources = decoder.decode(encoder.encode(chunks, {}))
         assert sources == {}
+        assert [chunk.draft for chunk in told] == [chunk.draft for chunk in chunks]
+        assert draft_rows(told) == draft_rows(chunks)
         assert [chunk.state for chunk in told] == [chunk.state for chunk in chunks]
         assert_equal(Batch.from_chunks(told, PAGE_SIZE), Batch.from_chunks(chunks, PAGE_SIZE))
 
@@ -149,11 +174,15 @@ def test_a_plan_that_does_not_fit_is_refused() -> None:
     for body in [
         b"",
         b"\x01\x00\x00",  # not whole numbers
-        plan_of([1, 1, 0, 0, 0, 0, 0, 1, 2, -1, 5, 0, 0, 0, 0]),  # of a step that was not told
-        plan_of([1, 0, 0, 0, 0, 0, 0, 1, 2, -1, 5, 3, 0, 0, 0]),  # keeps pages that are not known
-        plan_of([1, 0, 0, 0, 0, 0, 0, 1, 10, -1, 5, 0, 0, 3, 0]),  # the same, of windows
-        plan_of([9, 0, 0, 0, 0, 0, 0, 1, 2, -1, 5, 0, 0, 0, 0]),  # fewer chunks than it says
-        plan_of([1, 0, 0, 0, 1, 0, 0, 1, 0, -1, 5, 0, 0, 0, 0]),  # fewer tokens than it says
+        plan_of([1, 1, 0, 0, 0, 0, 0, 1, 2, -1, 5, 0, 0, 0, 0, 0]),  # of a step that was not told
+        plan_of(
+            [1, 0, 0, 0, 0, 0, 0, 1, 2, -1, 5, 3, 0, 0, 0, 0]
+        ),  # keeps pages that are not known
+        plan_of([1, 0, 0, 0, 0, 0, 0, 1, 10, -1, 5, 0, 0, 3, 0, 0]),  # the same, of windows
+        plan_of([9, 0, 0, 0, 0, 0, 0, 1, 2, -1, 5, 0, 0, 0, 0, 0]),  # fewer chunks than it says
+        plan_of([1, 0, 0, 0, 1, 0, 0, 1, 0, -1, 5, 0, 0, 0, 0, 0]),  # fewer tokens than it says
+        plan_of([1, 0, 0, 0, 1, 0, 0, 1, 0, -1, 5, 0, 0, 0, 0, 1, 7]),  # a draft of all its tokens
+        plan_of([1, 0, 0, 0, 1, 0, 0, 1, 0, -1, 5, 0, 0, 0, 0, -1, 7]),
         plan_of([-1, 0, 0, 0, 0, 0]),
     ]:
         with pytest.raises(ProtocolError):

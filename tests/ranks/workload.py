@@ -14,6 +14,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from mlxserve.ranks.environment import own_rank
 from mlxserve.request import Pooling
 from mlxserve.system import machine
 from mlxserve.system.machine import free_ports
+from tests.assistants import always_drafting
 
 ROOT = Path(__file__).parents[2]
 PAGES = 40  # of 16 tokens: too few for all requests at once
@@ -95,15 +97,19 @@ async def _answers(config: EngineConfig) -> Answers:
         found["num_preemptions"] = stats.scheduler.num_preemptions
         found["ranks"] = sorted(stats.ranks.num_frames)
         found["window_pages"] = [stats.windows.num_pages]
+        found["drafts"] = [stats.scheduler.drafted_tokens, stats.scheduler.accepted_tokens]
     finally:
         chat.close()
     return found
 
 
-def answers(folder: Path, *, emulated: bool = False, **options: Any) -> Answers:
+def answers(
+    folder: Path, *, emulated: bool = False, drafted: bool = False, **options: Any
+) -> Answers:
     """In this process, which must be the only rank, or be a process of its own.
 
     `emulated`: by the Metal kernels in the emulator, which write in place
+    `drafted`: with as many drafted tokens in each step as there is room for
     """
     machine.import_mlx_lm()
     if emulated:
@@ -124,7 +130,8 @@ def answers(folder: Path, *, emulated: bool = False, **options: Any) -> Answers:
         from mlxserve.ranks.run import run_worker
 
         run_worker(config)
-    return asyncio.run(_answers(config))
+    with always_drafting() if drafted else nullcontext():
+        return asyncio.run(_answers(config))
 
 
 def _use_emulator() -> None:
