@@ -221,7 +221,7 @@ def _grouped_error(written: _Written) -> float:
     return _attention_error(written, _tables(_DECODES), op, _LARGE_GROUP)
 
 
-def _draft_error(written: _Written) -> float:
+def _draft_error(written: _Written, group: int = _GROUP) -> float:
     """Error of the rows of one draft, whose pages are read together where registers hold them."""
     pages = np.arange(-(-_DRAFT_END // _PAGE_SIZE), dtype=np.int32)
     tables = SequenceTables(
@@ -230,7 +230,11 @@ def _draft_error(written: _Written) -> float:
         query_starts=np.arange(_DRAFT_ROWS + 1, dtype=np.int32),
         page_size=_PAGE_SIZE,
     )
-    return _attention_error(written, tables, written.backend.paged_decode)
+    return _attention_error(written, tables, written.backend.paged_decode, group)
+
+
+def _grouped_draft_error(written: _Written) -> float:
+    return _draft_error(written, _LARGE_GROUP)
 
 
 def _product_error(written: _Written) -> float:
@@ -314,7 +318,10 @@ _ERRORS: dict[str, Callable[[_Written], float]] = {
     "paged_prefill": _prefill_error,
 }
 # Of ops that have kernels of their own on Metal alone.
-_METAL_ERRORS: dict[str, Callable[[_Written], float]] = {"draft_decode": _draft_error}
+_METAL_ERRORS: dict[str, Callable[[_Written], float]] = {
+    "draft_decode": _draft_error,
+    "grouped_drafts": _grouped_draft_error,
+}
 _PRODUCT_ERRORS: dict[str, Callable[[_Written], float]] = {"qmv_rows": _product_error}
 
 

@@ -12,7 +12,14 @@ import mlx.core as mx
 import numpy as np
 
 from metal_kernels import kernels, quantised
-from metal_kernels.draft_units import UnitSplit, rows_together, uploaded_units
+from metal_kernels.draft_units import (
+    GROUPED_KEYS,
+    KEYS,
+    UnitSplit,
+    rows_of_large_groups,
+    rows_together,
+    uploaded_units,
+)
 from metal_kernels.kernels import FENCE, SMALLEST_INPUT, Dispatch, Kernels, KernelSpec
 from metal_kernels.ops import Attention
 from metal_kernels.plans import (
@@ -89,19 +96,21 @@ class Dispatches:
         units = self._units(spec, tables, window, size, group, head_dim)
         if units is not None:
             num_units, rows = units.shape
-            joined = UnitSplit.of(group, head_dim, rows)
+            joined: HeadSplit | GroupSplit | UnitSplit = split
+            blocks = 1
+            template.append(("ROWS", rows))
+            if isinstance(split, HeadSplit):
+                joined = UnitSplit.of(group, head_dim, rows)
+                template += [("HEADS", joined.heads), ("PARTS", joined.parts)]
+            else:
+                blocks = split.blocks
+                template += [("PARTS", split.parts), ("BLOCKS", blocks)]
             attend = self._kernels.dispatch(
-                kernels.DRAFT_DECODE,
+                kernels.DRAFT_DECODE if isinstance(split, HeadSplit) else kernels.GROUPED_DRAFTS,
                 {**fixed, "units": units},
                 outputs,
-                [
-                    *template,
-                    ("ROWS", rows),
-                    ("HEADS", joined.heads),
-                    ("PARTS", joined.parts),
-                    is_last,
-                ],
-                (joined.threads, kv_heads, num_units),
+                [*template, is_last],
+                (joined.threads, kv_heads * blocks, num_units),
                 (joined.threads, 1, 1),
             )
         else:
@@ -139,12 +148,14 @@ class Dispatches:
         head_dim: int,
     ) -> mx.array | None:
         """Return the units of rows of drafts; None if no rows are read together."""
-        if spec is not kernels.PAGED_DECODE or not self._joins_drafts:
+        if not self._joins_drafts:
             return None
-        most = rows_together(group, head_dim)
+        is_large = spec is kernels.GROUPED_DECODE
+        most = rows_of_large_groups(head_dim) if is_large else rows_together(group, head_dim)
         if most < 2:
             return None
-        units = uploaded_units(tables, window, size, most)
+        keys = GROUPED_KEYS if is_large else KEYS
+        units = uploaded_units(tables, window, size, most, keys)
         return units if units.shape[1] > 1 else None
 
     def prefill(

@@ -2,7 +2,7 @@
 
 A step that verifies a draft has several rows of one sequence, at positions that follow one another.
 Each sees the keys of the one before and one more, so all but their last partitions are the same keys
-on the same pages. `draft_decode` reads them once:
+on the same pages. `draft_decode` reads them once, and `grouped_drafts` for large groups of query heads:
 
     row        partitions              units
     0        0     1     2           (0, 3, 6)  (1, 4, 7)  (2, 5, 8)
@@ -22,8 +22,11 @@ from metal_kernels.plans import HeadSplit, Partitions, rounded, upload
 from metal_kernels.tables import IntArray, SequenceTables
 
 MAX_ROWS = 8  # of a unit
-# Keys that a simdgroup reads at a time; rows of a unit begin in the same, or their turns would differ.
-_KEYS = 4
+# Keys that a simdgroup reads at a time, in draft_decode and in grouped_drafts; rows of a unit begin in the same, or
+# their turns would differ.
+KEYS, GROUPED_KEYS = 4, 16
+# Of all rows' sums in grouped_drafts, which take as many registers of a lane as a row of 256 in grouped_decode.
+_GROUPED_DIMS = 256
 _PARTS = 2  # simdgroups side by side, with which paged_decode has as many turns
 
 
@@ -58,15 +61,23 @@ def rows_together(group: int, head_dim: int) -> int:
     return max(1, min(MAX_ROWS, _PARTS * _heads_of_a_simdgroup(head_dim) // group))
 
 
+def rows_of_large_groups(head_dim: int) -> int:
+    """Return what `rows_together` does for a large group of query heads."""
+    return max(1, min(MAX_ROWS, _GROUPED_DIMS // head_dim))
+
+
 def _heads_of_a_simdgroup(head_dim: int) -> int:
     return HeadSplit.of(1024, head_dim).heads
 
 
-def draft_units(tables: SequenceTables, window: int | None, size: int, most: int) -> IntArray:
-    """Return (units, rows) numbers of partitions, as draft_decode.metal has them.
+def draft_units(
+    tables: SequenceTables, window: int | None, size: int, most: int, keys: int = KEYS
+) -> IntArray:
+    """Return (units, rows) numbers of partitions, as draft_decode.metal and grouped_drafts.metal have them.
 
     Every partition is in one unit. Has one column, and then no meaning, where no two are read together.
     most: rows of a unit
+    keys: that are read at a time
     """
     follows = _follows(tables)
     if most < 2 or not follows.any():
@@ -83,7 +94,7 @@ def draft_units(tables: SequenceTables, window: int | None, size: int, most: int
         first = starts[row - 1] + int(number[begin] - number[starts[row - 1]])
         own = np.arange(begin, begin + min(end - begin, begin - first))
         other = own - begin + first
-        joins = cut.begin[own] // _KEYS == cut.begin[other] // _KEYS
+        joins = cut.begin[own] // keys == cut.begin[other] // keys
         joins &= place[other] + 1 < most
         place[own] = np.where(joins, place[other] + 1, 0)
         before[own] = np.where(joins, other, -1)
@@ -131,11 +142,13 @@ def _follows(tables: SequenceTables) -> npt.NDArray[np.bool_]:
     return follows
 
 
-def uploaded_units(tables: SequenceTables, window: int | None, size: int, most: int) -> mx.array:
+def uploaded_units(
+    tables: SequenceTables, window: int | None, size: int, most: int, keys: int
+) -> mx.array:
     """The units on the device, padded to a rounded number; one column where there are none."""
     (units,) = tables.upload(
-        ("units", window, size, most),
-        lambda tables: (_padded(draft_units(tables, window, size, most)),),
+        ("units", window, size, most, keys),
+        lambda tables: (_padded(draft_units(tables, window, size, most, keys)),),
     )
     return units
 

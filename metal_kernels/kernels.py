@@ -96,6 +96,7 @@ DRAFT_DECODE = KernelSpec(
     partly_written=("partials",),  # those of partitions that only pad a list
     header=HEADERS["attention.h"],
 )
+GROUPED_DRAFTS = replace(DRAFT_DECODE, name="grouped_drafts")
 MERGE_PARTITIONS = KernelSpec(
     "merge_partitions",
     ("partials", "starts", "sinks", "numbers"),
@@ -125,6 +126,7 @@ ALL = (
     PAGED_DECODE,
     GROUPED_DECODE,
     DRAFT_DECODE,
+    GROUPED_DRAFTS,
     MERGE_PARTITIONS,
     PAGED_PREFILL,
     PAGED_LATENT,

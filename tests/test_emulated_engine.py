@@ -22,6 +22,7 @@ from metal_kernels.kernels import (
     DRAFT_DECODE,
     GATHER_PAGES,
     GROUPED_DECODE,
+    GROUPED_DRAFTS,
     PAGED_LATENT,
     QMV_ROWS,
     QUANTISE_KV,
@@ -51,7 +52,15 @@ QUESTIONS = [
 OPTIONS = {"page_size": 16, "disable_log_stats": True}
 # Of the included model's float32 heads none are copied; it has no latents, small groups, and its dtype is stored.
 # Nothing is drafted, and no weights are quantised.
-UNUSED = {DRAFT_DECODE, GATHER_PAGES, GROUPED_DECODE, PAGED_LATENT, QMV_ROWS, QUANTISE_KV}
+UNUSED = {
+    DRAFT_DECODE,
+    GATHER_PAGES,
+    GROUPED_DECODE,
+    GROUPED_DRAFTS,
+    PAGED_LATENT,
+    QMV_ROWS,
+    QUANTISE_KV,
+}
 
 Tokens = list[tuple[int, ...]]
 

@@ -20,7 +20,8 @@ from tests.emulated import emulated_factory
 
 OPS = [
     *("write_kv", "copy_pages", "rotate_and_write"),
-    *("paged_decode", "grouped_decode", "paged_prefill", "draft_decode"),
+    *("paged_decode", "grouped_decode", "paged_prefill"),
+    *("draft_decode", "grouped_drafts"),
 ]
 PRODUCTS = ["qmv_rows"]  # whose weights have 4 and 8 bits whatever the pools have
 NUM_CHECKS = len(DTYPES) * (2 * len(OPS) + len(PRODUCTS))
@@ -101,7 +102,7 @@ def test_a_long_row_that_is_slightly_wrong_is_found_beside_a_short_one() -> None
 
     wrong = [check for check in check_ops(MetalBackend(factory), [64], []) if not check.is_right]
     assert [(check.op, check.dtype) for check in wrong if not check.is_quantised] == [
-        (op, dtype) for dtype in DTYPES for op in ("paged_decode", "grouped_decode", "draft_decode")
+        (op, dtype) for dtype in DTYPES for op in OPS if op.endswith(("_decode", "_drafts"))
     ]
 
 

@@ -32,18 +32,20 @@ def factory(*, wrong: str = "", error: Exception | None = None) -> Factory:
     return make
 
 
+@pytest.mark.parametrize("kernel", ["draft_decode", "grouped_drafts"])
 @pytest.mark.parametrize("error", [RuntimeError("Unable to build"), ValueError("too many threads")])
-def test_a_kernel_that_the_compiler_refuses_is_a_reason(error: Exception) -> None:
-    reason = why_not_together(MetalBackend(factory(wrong="draft_decode", error=error)))
+def test_a_kernel_that_the_compiler_refuses_is_a_reason(error: Exception, kernel: str) -> None:
+    reason = why_not_together(MetalBackend(factory(wrong=kernel, error=error)))
     assert reason == str(error)
 
 
 @pytest.mark.slow
-def test_a_row_with_other_bits_is_a_reason() -> None:
+@pytest.mark.parametrize("seen", ["key + k < end[h] ?", "&& mine < end[r];"])
+def test_a_row_with_other_bits_is_a_reason(seen: str) -> None:
     right = emulated_factory()
 
     def make(spec: KernelSpec, source: str) -> Kernel:
         # The last row's last key is left out.
-        return right(spec, source.replace("key + k < end[h] ?", "key + k + 1 < end[h] ?"))
+        return right(spec, source.replace(seen, seen.replace(" <", " + 1 <")))
 
     assert why_not_together(MetalBackend(make)) == "rows are others than alone in mlx.core.float16"

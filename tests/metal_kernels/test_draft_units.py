@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import mlx.core as mx
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from metal_kernels import draft_units
-from metal_kernels.draft_units import MAX_ROWS
+from metal_kernels.draft_units import GROUPED_KEYS, MAX_ROWS
 from metal_kernels.metal import MetalBackend
 from metal_kernels.ops import Attention
-from metal_kernels.plans import HeadSplit, Partitions, partition_size
+from metal_kernels.plans import HeadSplit, Partitions, is_large_group, partition_size
 from metal_kernels.reading import read
 from metal_kernels.tables import IntArray, SequenceTables
 
 PAGE_SIZE = 16
+FloatArray: TypeAlias = npt.NDArray[np.float32]
 
 
 def tables(*sequences: tuple[int, int], room: int = 2) -> SequenceTables:
@@ -60,6 +63,19 @@ def test_windows_join_rows_that_begin_in_the_same_keys() -> None:
     assert units(tables((50, 4)), window=24) == [[0, 1], [2, 3]]
     # At 62, 63, 64 and 65: the first two see a partition more.
     assert units(tables((70, 4)), window=8) == [[-1, -1, 0, 2], [1, 3, 4, 5]]
+
+
+def test_large_groups_join_rows_that_begin_in_the_same_sixteen_keys() -> None:
+    rows = tables((37, 6))  # which begin at 28 to 33
+    found = draft_units.draft_units(rows, 9, 64, 6, GROUPED_KEYS)
+    assert found.tolist() == [[0, 1, 2, 3], [-1, -1, 4, 5]]
+
+
+@pytest.mark.parametrize(("head_dim", "rows"), [(64, 4), (80, 3), (128, 2), (192, 1), (512, 1)])
+def test_rows_of_large_groups_have_the_registers_of_256_dimensions(
+    head_dim: int, rows: int
+) -> None:
+    assert draft_units.rows_of_large_groups(head_dim) == rows
 
 
 def test_rows_that_are_no_draft_have_no_units() -> None:
@@ -179,7 +195,9 @@ class Drafts:
             backend.new_pool(num_pages, self.kv_heads, PAGE_SIZE, self.head_dim, dtype)
             for _ in range(2)
         ]
-        used = _used(rows, self.window)
+        # Matrices of large groups multiply the values of 16 keys, those before a window by 0.
+        is_large = is_large_group(self.group, is_quantised=self.is_quantised)
+        used = _used(rows, self.window, GROUPED_KEYS if is_large else 1)
         written = []
         for seed in (1, 2):
             numbers = np.full((num_slots, self.kv_heads, self.head_dim), np.nan, np.float32)
@@ -194,10 +212,10 @@ def _uploads(rows: SequenceTables) -> list[tuple[tuple[object, ...], mx.array]]:
     return [(key, arrays[0]) for key, (_, arrays) in rows.uploads.items()]  # type: ignore[misc]
 
 
-def _used(rows: SequenceTables, window: int | None = None) -> IntArray:
-    """Slots that any row sees."""
+def _used(rows: SequenceTables, window: int | None = None, keys: int = 1) -> IntArray:
+    """Slots that any row sees, from the first of so many keys on."""
     found = [
-        rows.slots(row, np.arange(max(0, length - (window or length)), length))
+        rows.slots(row, np.arange(max(0, length - (window or length)) // keys * keys, length))
         for row, length in enumerate(rows.context_lens.tolist())
     ]
     return np.unique(np.concatenate(found))
@@ -207,8 +225,9 @@ def _draw(shape: tuple[int, ...], seed: int) -> mx.array:
     return mx.random.normal(shape, key=mx.random.key(seed))
 
 
-def test_rows_of_drafts_are_those_alone(fast_backend: MetalBackend) -> None:
-    Drafts().check(fast_backend)
+@pytest.mark.parametrize("group", [2, 8])
+def test_rows_of_drafts_are_those_alone(group: int, fast_backend: MetalBackend) -> None:
+    Drafts(group=group).check(fast_backend)
 
 
 @pytest.mark.slow
@@ -221,6 +240,11 @@ def test_rows_of_drafts_are_those_alone(fast_backend: MetalBackend) -> None:
         Drafts(group=3, head_dim=80, dtype=mx.float32),
         Drafts(group=1, head_dim=256, sequences=((60, 8),)),
         Drafts(group=2, head_dim=96, window=1),
+        Drafts(group=9, window=37, softcap=2.0, has_sinks=True),
+        Drafts(group=4, head_dim=96, is_quantised=True, window=21),
+        Drafts(group=12, head_dim=128, dtype=mx.bfloat16, kv_heads=2),
+        Drafts(group=17, head_dim=80, dtype=mx.float32),
+        Drafts(group=40, sequences=((60, 4),)),
     ],
     ids=str,
 )
@@ -231,23 +255,28 @@ def test_rows_of_drafts_are_those_alone_and_pass_every_check(
 
 
 @pytest.mark.slow
-def test_what_a_later_row_wrote_does_not_reach_an_earlier_one(fast_backend: MetalBackend) -> None:
-    check_infinite_values(fast_backend)
+@pytest.mark.parametrize("group", [2, 8])
+def test_what_a_later_row_wrote_does_not_reach_an_earlier_one(
+    group: int, fast_backend: MetalBackend
+) -> None:
+    check_infinite_values(fast_backend, group)
 
 
-def check_infinite_values(backend: MetalBackend) -> None:
+def check_infinite_values(backend: MetalBackend, group: int = 2) -> None:
     """A wrong draft's values may be infinite, and 0 * infinity is NaN."""
     rows = tables((29, 4))  # rows before the last see a part of its last four keys
     pools = [backend.new_pool(4, 1, PAGE_SIZE, 64, mx.float32) for _ in range(2)]
     slots = _used(rows)
     keys, values = (_draw((len(slots), 1, 64), seed) for seed in (1, 2))
-    last = rows.slots(3, np.array([31]))[0]
-    infinite = mx.where(mx.array(slots == last)[:, None, None], mx.inf, values)
-    queries = _draw((4, 2, 64), 3)
-    found = []
-    for side in (values, infinite):
-        backend.write_kv(keys, side, *pools, slots)
-        out = backend.paged_decode(queries, *pools, rows, Attention(0.125))
-        found.append(read(out))
-    assert np.array_equal(found[0][:3], found[1][:3])
-    assert not np.isfinite(found[1][3]).any()
+    queries = _draw((4, group, 64), 3)
+
+    def attend(values: mx.array) -> FloatArray:
+        backend.write_kv(keys, values, *pools, slots)
+        return read(backend.paged_decode(queries, *pools, rows, Attention(0.125)))
+
+    right = attend(values)
+    for row in (2, 3):
+        written = rows.slots(row, rows.context_lens[row : row + 1] - 1)[0]
+        found = attend(mx.where(mx.array(slots == written)[:, None, None], mx.inf, values))
+        assert np.array_equal(found[:row], right[:row])
+        assert not np.isfinite(found[row]).any()

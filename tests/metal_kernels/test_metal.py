@@ -24,7 +24,15 @@ from mlxserve.cache.layout import StepLayout
 from tests.metal_kernels.mlx_products import quantised as quantised_weights
 
 PAGE_SIZE = 16
-READERS = ("paged_decode", "grouped_decode", "paged_prefill", "paged_latent", "gather_pages")
+READERS = (
+    "paged_decode",
+    "grouped_decode",
+    "draft_decode",
+    "grouped_drafts",
+    "paged_prefill",
+    "paged_latent",
+    "gather_pages",
+)
 WRITERS = ("write_kv_tokens", "write_kv_pages", "copy_pages")
 
 
@@ -408,7 +416,9 @@ def dispatch_every_kernel(backend: MetalBackend, num_pages: int) -> None:
         backend.paged_decode(row, *pools, one, Attention(1.0), sinks)
         backend.paged_prefill(row, *pools, one, Attention(1.0), sinks)
     backend.paged_decode(mx.zeros((1, 8, 64), mx.float16), *pools, one, Attention(1.0))
-    backend.paged_decode(mx.zeros((2, 1, 64), mx.float16), *pools, draft(), Attention(1.0))
+    for heads in (1, 8):
+        rows = mx.zeros((2, heads, 64), mx.float16)
+        backend.paged_decode(rows, *pools, draft(), Attention(1.0))
     half = [backend.new_pool(16 + num_pages, 1, PAGE_SIZE, 64, mx.float16) for _ in range(2)]
     backend.paged_prefill(mx.zeros((256, 1, 64), mx.float16), *half, long_chunk(), Attention(1.0))
     weights = quantised_weights(8, 256, 4, 32, mx.float16)
@@ -610,8 +620,11 @@ def test_mlx_itself_accepts_every_call(tmp_path: Path, monkeypatch: pytest.Monke
         large = mx.tile(queries, (1, 4, 1))
         grouped = backend.paged_decode(large, *pools, tables([4], [1]), Attention(1.0))
         few = backend.few_rows.product(mx.zeros((2, 256), mx.float16), weights, 1)
-        drafted = backend.paged_decode(mx.tile(queries, (2, 1, 1)), *pools, draft(), Attention(1.0))
-        return [*over_latents, *rotated, gathered, grouped, few, drafted] + [
+        drafted = [
+            backend.paged_decode(mx.tile(each, (2, 1, 1)), *pools, draft(), Attention(1.0))
+            for each in (queries, large)
+        ]
+        return [*over_latents, *rotated, gathered, grouped, few, *drafted] + [
             op(queries, *both, tables([4], [1]), capped, sinks)
             for op in (backend.paged_decode, backend.paged_prefill)
             for both in (pools, in_8_bits)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from metal_kernels import draft_units
+from metal_kernels import dispatches, draft_units
+from tests.emulated import emulated_backend
 from tests.metal_kernels import test_draft_units
 from tests.mutation.bug import Bug
 
@@ -28,7 +29,7 @@ BUGS = {
     "rows join whose turns differ": Bug(
         draft_units,
         "draft_units",
-        "joins = cut.begin[own] // _KEYS == cut.begin[other] // _KEYS",
+        "joins = cut.begin[own] // keys == cut.begin[other] // keys",
         "joins = cut.begin[own] >= 0",
         test_draft_units.test_windows_join_rows_that_begin_in_the_same_keys,
     ),
@@ -61,6 +62,21 @@ BUGS = {
         "",
         test_draft_units.test_rows_of_a_unit_fit_in_registers,
         {"group": 1, "head_dim": 512, "rows": 1},
+    ),
+    "rows of small groups join in sixteen keys": Bug(
+        dispatches.Dispatches,
+        "_units",
+        "GROUPED_KEYS if is_large else KEYS",
+        "GROUPED_KEYS",
+        lambda: test_draft_units.Drafts(window=37).check(emulated_backend()),
+    ),
+    "a unit of a large group has more rows than registers": Bug(
+        draft_units,
+        "rows_of_large_groups",
+        "_GROUPED_DIMS // head_dim",
+        "MAX_ROWS",
+        test_draft_units.test_rows_of_large_groups_have_the_registers_of_256_dimensions,
+        {"head_dim": 128, "rows": 2},
     ),
 }
 

@@ -240,6 +240,42 @@ GUARDS: dict[str, list[Guard]] = {
         Guard("&& first_head + lane / 4 < GROUP", ""),
         *fence_guards("thread_index_in_threadgroup", "threadgroup_position_in_grid.y", "partition"),
     ],
+    "grouped_drafts": [
+        Guard("IS_QUANTISED ? D + 4 : D", "D"),
+        Guard("unit[ROWS - 1] < 0 ? 0 : partitions[4 * last + 2]", "partitions[4 * last + 2]"),
+        Guard("max(unit[ROWS - 1], 0)", "max(unit[0], 0)"),
+        Guard("min(first_head + column, GROUP - 1)", "(first_head + column)"),
+        Guard("min(first_head + column + 1, GROUP - 1)", "(first_head + column + 1)"),
+        Guard("unit[r] < 0 ? last : unit[r]", "unit[r]"),
+        Guard("unit[r] < 0 ? 0 : partitions[4 * listed + 2]", "partitions[4 * listed + 2]"),
+        Guard("if (key >= end[r]) continue;", "", 0),
+        Guard("mine >= begin[r] && ", ""),
+        Guard("&& mine < end[r]", ""),
+        Guard("if (IS_QUANTISED) score", "if (false) score"),
+        Guard("score[k] = capped(score[k], cap);", ""),
+        Guard("if (!is_seen) ", ""),
+        Guard("column_max(next.x)", "next.x"),
+        Guard("column_max(next.y)", "next.y"),
+        Guard("if (IS_QUANTISED && key", "if (key"),
+        Guard("if (IS_QUANTISED && key", "if (false && key"),
+        Guard("&& key + 8 * k + line < end[r]", ""),
+        Guard("if (key >= end[r]) continue;", "", 1),
+        Guard("one < end[r] ? float(one_value[i]) : 0.0f", "float(one_value[i])"),
+        Guard("one + 1 < end[r] ? float(other_value[i]) : 0.0f", "float(other_value[i])"),
+        Guard("column_sum(softmax[r].total.x)", "softmax[r].total.x"),
+        Guard("column_sum(softmax[r].total.y)", "softmax[r].total.y"),
+        Guard("if (line == 0) {", "{"),
+        Guard("if (is_row && first_head + i / BLOCK < GROUP) {", "if (is_row) {"),
+        Guard("if (is_row && first_head + i", "if (first_head + i"),
+        Guard("if (is_row && turn == 0 && first", "if (turn == 0 && first"),
+        Guard("if (is_row && turn == 0 && first", "if (is_row && first"),
+        Guard("&& first_head + lane / 4 < GROUP", ""),
+        *fence_guards(
+            "thread_index_in_threadgroup",
+            "threadgroup_position_in_grid.y",
+            "threadgroup_position_in_grid.z",
+        ),
+    ],
     "merge_partitions": [
         Guard("numbers[2] > 0.0f ? float(sinks[head]) * LOG2_E : LOWEST", "float(sinks[head])"),
         Guard("if (d < D) sum[c]", "sum[c]"),
@@ -325,6 +361,11 @@ CHOICES = {
         "DIMS % 32 == 0 ? 4 : 2",
         "i == 0 ? highest_of_all : i == 1 ? weight : 0.0f",
     ],
+    "grouped_drafts": [
+        "PARTS > 2 ? 2 : 4",
+        "D % 32 == 0 ? 4 : 2",
+        "i == 0 ? highest_of_all : i == 1 ? weight : 0.0f",
+    ],
     "paged_prefill": ["D > 256 ? 2 : 1", "if (distance < 0 ", "if (distance < 1 "],
     "paged_latent": [
         "LATENT > 256 ? 2 : 1",
@@ -341,6 +382,16 @@ SURVIVORS = {
     "paged_decode: FITTING < HEADS ? FITTING : HEADS -> FITTING": _MORE_MEMORY,
     "draft_decode: if (key >= end[h]) continue; ->": "skips keys that weigh nothing",
     "draft_decode: FITTING < HEADS ? FITTING : HEADS -> FITTING": _MORE_MEMORY,
+    "grouped_drafts: if (key >= end[r]) continue; ->": "skips keys that weigh nothing",
+    "grouped_drafts: if (key >= end[r]) continue; (2) ->": (
+        "multiplies weights that are not set, and 0 in the emulator, by zeros"
+    ),
+    "grouped_drafts: unit[ROWS - 1] < 0 ? 0 : partitions[4 * last + 2] -> partitions[4 * last + 2]": (
+        "a unit that pads the list reads keys that no row sees"
+    ),
+    "grouped_drafts: unit[r] < 0 ? 0 : partitions[4 * listed + 2] -> partitions[4 * listed + 2]": (
+        "computes what is never stored"
+    ),
     "draft_decode: unit[ROWS - 1] < 0 ? 0 : partitions[4 * last + 2] -> partitions[4 * last + 2]": (
         "a unit that pads the list reads keys that no row sees"
     ),
@@ -524,6 +575,15 @@ def attends_with_drafts(backend: MetalBackend) -> None:
     check_infinite_values(backend)
 
 
+def attends_with_drafts_of_large_groups(backend: MetalBackend) -> None:
+    """Heads that do not exist, in two parts and a few turns; windows, a softcap, 8 bits; infinite values."""
+    sequences = ((63, 4), (126, 5))
+    Drafts(group=9, head_dim=80, window=21, softcap=2.0, sequences=sequences).check(backend)
+    in_8_bits = Drafts(group=4, head_dim=64, is_quantised=True, kv_heads=2, sequences=sequences)
+    in_8_bits.check(backend)
+    check_infinite_values(backend, 8)
+
+
 def multiplies(backend: MetalBackend) -> None:
     """Rows of whole blocks and lanes without numbers, as MLX's own kernels multiply each alone."""
     for width, bits in ((512, 4), (384, 8)):
@@ -560,6 +620,8 @@ def exercise(kernel: str, backend: MetalBackend) -> None:
         attends_latents(backend)
     elif kernel == "draft_decode":
         attends_with_drafts(backend)
+    elif kernel == "grouped_drafts":
+        attends_with_drafts_of_large_groups(backend)
     elif kernel == "qmv_rows":
         multiplies(backend)
     else:
