@@ -142,6 +142,27 @@ def test_ranks_whose_kernels_write_in_place_answer_the_same(
 
 
 @pytest.mark.ranks
+def test_a_draft_models_kernels_on_rank_0_begin_before_those_of_the_step(
+    write_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Both write in place; in a pipeline rank 0's own first collective does not depend on guesses."""
+    (tmp_path / "model").mkdir()
+    folder = write_model(tmp_path / "model", "llama", head_dim=64)
+    draft = similar_model(tmp_path / "draft", folder, noise=0.05)
+    options: dict[str, Any] = {
+        "pipeline_parallel_size": 2,
+        "master_port": free_ports(1)[0],
+        "emulated": True,
+        "drafted": True,
+        "draft_model": str(draft),
+        "speculative_tokens": 3,
+    }
+    found = answers_of_ranks(folder, launcher(2), **options)
+    same(found, answers(folder))
+    assert found["drafts"][1] > 100
+
+
+@pytest.mark.ranks
 @pytest.mark.parametrize("split", WAYS)
 def test_keys_and_values_in_8_bits_are_divided_as_others(
     split: str, model_folder: Callable[[str], Path]
