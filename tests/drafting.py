@@ -24,7 +24,8 @@ def similar_model(folder: Path, like: Path, *, noise: float = 0.0, bits: int | N
     shutil.copytree(like, folder, dirs_exist_ok=True)
     mx.random.seed(11)
     changed = {}
-    for name, array in mx.load(str(like / "model.safetensors")).items():
+    weights: Any = mx.load(str(like / "model.safetensors"))
+    for name, array in weights.items():
         if array.ndim == 2 and noise:
             scale = 1 + noise * mx.random.normal(array.shape)
             changed[name] = (array * scale).astype(array.dtype)
@@ -53,6 +54,7 @@ def spoiled_pages(value: float | None, *, every: int) -> Iterator[list[int]]:
         begin(drafter, chunks)
         if num_steps % every:
             return
+        assert drafter.pages is not None
         kv = drafter.pages.kv
         size = kv.nbytes_of(1) // 4
         numbers = draw.normal(size=size) * 3 if value is None else np.full(size, value)
@@ -101,5 +103,5 @@ def total_variation(
             mx.softmax(model(mx.array([list(text)])).astype(mx.float32) / temperature, axis=-1)
             for model in models
         )
-        distances.append(0.5 * mx.abs(one - other).sum(axis=-1).mean().item())
+        distances.append(0.5 * float(np.array(mx.abs(one - other).sum(axis=-1).mean())))
     return sum(distances) / len(distances)

@@ -3,8 +3,9 @@
     never slower   answers that accept drafts with known chances, on machines whose steps take known times, with
                    noise, stalls and slow phases: time of plain decode / time with the controller, and how far
                    that is from the best fixed length in hindsight
-    passes         the included model's answers with the drafts that prompt lookup makes, each step weighed by a
-                   machine's table, relative to the same answers without drafts
+    passes         the included model's answers with the drafts that prompt lookup makes, or the model itself in 4
+                   bits, whose own weights are not counted: each step weighed by a machine's table, relative to the
+                   same answers without drafts
 
 All draws are seeded and nothing is timed: the figures are the same on every machine.
 """
@@ -13,8 +14,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import mean
+from tempfile import TemporaryDirectory
 from unittest.mock import patch
 
 from mlxserve.bench.report import Figure, Report
@@ -22,11 +26,13 @@ from mlxserve.build import build_engine
 from mlxserve.core.config import EngineConfig
 from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.engine.step_time_model import StepTimeModel
+from mlxserve.hub.embedded import model_path
 from mlxserve.hub.files import find_model
 from mlxserve.request import Chunk, Request
 from mlxserve.scheduler.draft_controller import DraftController
 from mlxserve.scheduler.row_times import RowTimes
 from mlxserve.text.tokenizer import Tokenizer
+from tests.drafting import similar_model
 from tests.perf.draft_tables import MACHINES, Steps, table_of
 
 # The chance that token `at` of a draft is right if those before it are, by the answer and its position.
@@ -83,6 +89,10 @@ def bench_drafts(*, seeds: int, num_answers: int) -> Report:
         for machine, steps in MACHINES.items():
             passes = included_passes(steps, num_answers)
             figures.append(Figure(f"passes of weights, {machine}", "x", (passes,)))
+            with in_4_bits() as folder:
+                passes = included_passes(steps, num_answers, draft_model=folder)
+            name = f"passes of weights, {machine}, drafted by itself in 4 bits"
+            figures.append(Figure(name, "x", (passes,)))
     return Report("drafts", {"seeds": seeds, "answers": num_answers}, tuple(figures))
 
 
@@ -212,12 +222,28 @@ class WeighedSteps(StepTimeModel):
             self.passes += self._steps(sum(chunk.length for chunk in chunks))
 
 
-def included_passes(steps: Steps, num_answers: int, max_tokens: int = 48) -> float:
-    """Passes of weights with drafts over those without, of answers one after the other."""
+@contextmanager
+def in_4_bits() -> Iterator[Path]:
+    """Yield a folder with the included model rounded to 4 bits."""
+    with TemporaryDirectory() as folder:
+        yield similar_model(Path(folder), model_path(), bits=4)
+
+
+def included_passes(
+    steps: Steps, num_answers: int, max_tokens: int = 48, draft_model: Path | None = None
+) -> float:
+    """Passes of weights with drafts over those without, of answers one after the other.
+
+    draft_model: by default drafts are those of earlier text
+    """
     files = find_model(None)
     tokenizer = Tokenizer(files.path)
     config = EngineConfig().with_options(
-        num_pages=256, page_size=16, disable_log_stats=True, speculative_tokens=16
+        num_pages=256,
+        page_size=16,
+        disable_log_stats=True,
+        speculative_tokens=16 if draft_model is None else DEPTH,
+        draft_model=None if draft_model is None else str(draft_model),
     )
     pace = WeighedSteps(steps)
     with patch("mlxserve.build.timed_rows", lambda *_: RowTimes(table_of(steps))):

@@ -89,6 +89,7 @@ def bench_host(*, decodes: Sequence[int], chunk: int, rounds: int, steps: int) -
             for name, contenders in workloads.items():
                 figures += _figures(name, contenders, rounds, steps)
         figures += _dispatch_figures(kind, chunk)
+    figures += draft_figures(rounds, steps)
     figures += host_states.figures(decodes, chunk, rounds, steps)
     settings = {"context": CONTEXT, "page_size": PAGE_SIZE, "rounds": rounds, "steps": steps}
     return Report("host", settings, tuple(figures))
@@ -104,6 +105,20 @@ def _dispatch_figures(kind: str, chunk: int) -> Iterator[Figure]:
         for who in ("ours", "ours, not fused", "mlx-lm"):
             found = layer_dispatches(kind, step, who).total()
             yield Figure(f"{kind}, {name}: dispatches of a layer, {who}", "", (float(found),))
+
+
+def draft_figures(rounds: int, steps: int, num_layers: int = 64) -> Iterator[Figure]:
+    """A step that verifies three drafted tokens, beside one without a draft."""
+    drafted, plain = Model.of("qwen3", num_layers=num_layers).verifying(3)
+    ratios = []
+    with single_ops():
+        for _ in range(rounds):
+            for build in (drafted.ours, plain.ours) * (TIMES_BEFORE + 1):
+                build()
+            gc.collect()
+            pairs = [(_seconds(drafted.ours), _seconds(plain.ours)) for _ in range(steps)]
+            ratios.append(median(a for a, _ in pairs) / median(b for _, b in pairs))
+    yield Figure(f"qwen3, {num_layers} layers, 3 drafted tokens: ratio to none", "", tuple(ratios))
 
 
 def layer_dispatches(
@@ -201,8 +216,22 @@ class Model:
 
         return self._contenders([length], mx.zeros((1, length), mx.int32), cache)
 
+    def verifying(self, num_drafted: int) -> tuple[Contenders, Contenders]:
+        """One request that verifies a draft, and the same without one."""
+        from mlx_lm.models.cache import KVCache
+
+        def made(num: int) -> Contenders:
+            tokens = mx.zeros((1, 1 + num), mx.int32)
+            return self._contenders([1 + num], tokens, lambda _: KVCache(), num)
+
+        return made(num_drafted), made(0)
+
     def _contenders(
-        self, lengths: Sequence[int], tokens: mx.array, cache: Callable[[int | None], Any]
+        self,
+        lengths: Sequence[int],
+        tokens: mx.array,
+        cache: Callable[[int | None], Any],
+        num_drafted: int = 0,
     ) -> Contenders:
         """cache: mlx-lm's of a layer with this window"""
         factory = RecordingFactory()
@@ -228,7 +257,15 @@ class Model:
             )
             in_windows = None if windows is None else pages
             chunks.append(
-                Chunk(request, CONTEXT, length, pages, samples=True, window_table=in_windows)
+                Chunk(
+                    request,
+                    CONTEXT,
+                    length,
+                    pages,
+                    samples=True,
+                    draft=(0,) * num_drafted,
+                    window_table=in_windows,
+                )
             )
 
         used = [_filled(cache(spec.window), spec, len(tokens)) for spec in layers]

@@ -10,7 +10,7 @@ from mlxserve.model.row_speeds import ROWS
 from mlxserve.scheduler.row_times import RowTimes
 from tests.perf import draft_tables
 from tests.perf.draft_tables import MACHINES, table_of
-from tests.perf.drafts import Cell, all_cells, included_passes, losing
+from tests.perf.drafts import Cell, all_cells, in_4_bits, included_passes, losing
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +47,12 @@ def test_drafts_save_passes_of_weights_where_five_rows_share_one() -> None:
     """With prompt lookup alone; a draft model or a head is right more often."""
     assert included_passes(MACHINES["M5 Max"], 15) <= 0.85
     assert included_passes(MACHINES["M1 Max"], 15) <= 1.0
+
+
+@pytest.mark.slow
+def test_a_draft_model_that_is_mostly_right_saves_more_than_two_passes_of_five() -> None:
+    with in_4_bits() as folder:
+        assert included_passes(MACHINES["M5 Max"], 10, draft_model=folder) <= 0.6
 
 
 def test_a_table_of_rows_is_that_of_the_machine_at_the_sizes_that_are_measured() -> None:

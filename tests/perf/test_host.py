@@ -6,6 +6,7 @@ from itertools import product
 
 import pytest
 
+from mlxserve.model.step_graphs import TIMES_BEFORE
 from tests.perf import host, host_states
 from tests.perf.recording_factory import single_ops
 
@@ -51,6 +52,22 @@ def test_a_step_calls_a_writing_and_two_reading_kernels_per_layer(kind: str) -> 
         contenders = model.decoding(2)
         contenders.ours()
         assert contenders.factory.num_calls == 3 * len(model.paged.layers)
+
+
+@pytest.mark.usefixtures("compiled")
+def test_a_step_that_verifies_a_draft_is_recorded_as_one_without() -> None:
+    """So it takes no call of Python for a layer; `python -m tests.perf host` has the ratio of their times."""
+    drafted, plain = host.Model.of("qwen3", num_layers=2).verifying(3)
+    with single_ops():
+        for contenders in (drafted, plain):
+            for _ in range(TIMES_BEFORE + 2):
+                contenders.ours()
+            calls = contenders.factory.num_calls
+            contenders.ours()
+            assert contenders.factory.num_calls == calls
+    [ratio] = host.draft_figures(2, 2, num_layers=2)
+    assert len(ratio.values) == 2
+    assert min(ratio.values) > 0
 
 
 def test_recurrent_layers_are_measured_beside_attention() -> None:
