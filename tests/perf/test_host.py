@@ -30,6 +30,7 @@ def small_models(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(host, "GEOMETRIES", {"qwen3": SMALL, "gemma3_text": WINDOWED})
+    monkeypatch.setattr(host, "DRAFTED_LAYERS", 2)
     layers = {"num_hidden_layers": 4, "mlp_only_layers": [0, 1, 2, 3]}
     monkeypatch.setattr(host_states, "GEOMETRY", {**host_states.GEOMETRY, **layers})
 
@@ -65,7 +66,7 @@ def test_a_step_that_verifies_a_draft_is_recorded_as_one_without() -> None:
             calls = contenders.factory.num_calls
             contenders.ours()
             assert contenders.factory.num_calls == calls
-    [ratio] = host.draft_figures(2, 2, num_layers=2)
+    [ratio] = host.draft_figures(2, 2)
     assert len(ratio.values) == 2
     assert min(ratio.values) > 0
 
