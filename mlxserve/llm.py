@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeAlias, 
 from tqdm import tqdm
 
 from mlxserve.chat.answers import RequestOutput
+from mlxserve.chat.document_prompts import DocumentPrompts
 from mlxserve.chat.given_messages import read_given
 from mlxserve.chat.request_options import RequestOptions
 from mlxserve.core.config import EngineConfig
@@ -312,6 +313,7 @@ class AsyncLLM(_LoadedModel):
             conversation = await read_given(
                 _conversation(prompt),
                 partial(self._model.executor.run, ""),
+                documents=DocumentPrompts(self._model.codec),
                 sees=writer.supports_images,
                 no_vision_reason=writer.no_vision_reason,
             )

@@ -19,6 +19,7 @@ from mlxserve.api.bodies.prompt_source import PromptSource
 from mlxserve.api.errors import invalid_value
 from mlxserve.api.fair_work import body_hold, pixel_hold, refusal, run_fairly
 from mlxserve.api.warnings import FITTED, warn
+from mlxserve.chat.document_prompts import DocumentPrompts
 from mlxserve.core.errors import InvalidParameter, InvalidRequest, QueueFull
 from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.helpers.work import MaybeWork, RunsIn, Work
@@ -26,6 +27,9 @@ from mlxserve.images.image import Image
 from mlxserve.images.sources import ImageSources
 from mlxserve.text.conversation import Conversation, SentImage, read_for
 from mlxserve.text.costs import MESSAGES_PER_SECOND, encode_seconds, render_seconds
+from mlxserve.text.documents.document import Document
+from mlxserve.text.documents.reader import document_reader
+from mlxserve.text.documents.sent import SentDocument
 from mlxserve.text.fill_in_middle import OtherFile
 from mlxserve.text.tokenizer import without_reserved
 
@@ -35,11 +39,12 @@ if TYPE_CHECKING:
 
 _PIXELS_PER_SECOND = 10_000_000  # resized and normalised for the model
 MAX_IMAGES, MAX_PIXELS = 256, 128 << 20  # of one request
+MAX_DOCUMENTS = 64  # of one request
 
 
 @dataclass(frozen=True, slots=True)
-class WithoutImages:
-    """A conversation whose images have yet to be fetched and decoded."""
+class WithoutFiles:
+    """A conversation whose images and documents have yet to be read."""
 
     source: PromptSource
     conversation: Conversation
@@ -53,7 +58,7 @@ class InfillPrompt:
     prompts: list[list[int]]
 
 
-Begun: TypeAlias = list[int] | WithoutImages  # a prompt, or what lacks only its images
+Begun: TypeAlias = list[int] | WithoutFiles  # a prompt, or what lacks only its files
 
 
 class Prompts:
@@ -66,6 +71,7 @@ class Prompts:
     def __init__(self, model: TextModel, images: ImageSources) -> None:
         self._model = model
         self._images = images
+        self._documents = DocumentPrompts(model.codec)
 
     async def encode(
         self,
@@ -133,15 +139,16 @@ class Prompts:
         return await self.finish(request, await run_fairly(request, begun))
 
     def begin(self, request: Request, source: PromptSource) -> Work[Begun]:
-        """Work that reads a conversation and, unless it has images, renders it."""
+        """Work that reads a conversation and, unless it has images or documents, renders it."""
         seconds = source.num_messages / MESSAGES_PER_SECOND
         return Work(seconds, partial(self._read, request, source))
 
     async def finish(self, request: Request, begun: Begun) -> list[int]:
-        """Return the prompt, fetching and rendering images first if there are any."""
-        if not isinstance(begun, WithoutImages):
+        """Return the prompt, after reading images and documents if there are any."""
+        if not isinstance(begun, WithoutFiles):
             return begun
         conversation = await self._with_images(request, begun.conversation)
+        conversation = await self._with_documents(request, conversation, begun.source)
         left = self._render(request, self._model.require_writer(), begun.source, conversation)
         token_ids: list[int] = await run_fairly(request, left)
         return token_ids
@@ -151,8 +158,8 @@ class Prompts:
         conversation = read_for(
             source.read, sees=writer.supports_images, no_vision_reason=writer.no_vision_reason
         )
-        if conversation.sent_images:
-            return WithoutImages(source, conversation)
+        if conversation.sent_images or conversation.sent_documents:
+            return WithoutFiles(source, conversation)
         work: MaybeWork[Begun] = self._render(request, writer, source, conversation)
         return work
 
@@ -217,6 +224,34 @@ class Prompts:
         return conversation.with_images(
             {image_part: decoded[image_part.source] for image_part in sent}
         )
+
+    async def _with_documents(
+        self, request: Request, conversation: Conversation, source: PromptSource
+    ) -> Conversation:
+        """Read each document once. The reply warns of those that do not fit the context."""
+        sent = conversation.sent_documents
+        if not sent:
+            return conversation
+        if len(sent) > MAX_DOCUMENTS:
+            raise InvalidParameter(
+                sent[MAX_DOCUMENTS].where,
+                f"at most {MAX_DOCUMENTS} documents are allowed, got {len(sent)}",
+            )
+        read: dict[SentDocument, Document] = {}
+        for each in dict.fromkeys(sent):
+            try:
+                turn = partial(run_fairly, request)
+                read[each] = await document_reader().read_sent(each, turn, key_id(request))
+            except InvalidRequest as error:
+                raise InvalidParameter(each.where, f"{each.name} {error}") from error
+        size = sum(len(document.text) for document in read.values())
+        insert = partial(self._documents.insert, conversation, read, source.tools)
+        inserting: Work[tuple[Conversation, list[str]]] = Work(
+            encode_seconds(size), insert, RunsIn.PROCESS
+        )
+        whole, notes = await run_fairly(request, inserting)
+        warn(request, *notes)
+        return whole
 
     async def _image(self, request: Request, sent: SentImage) -> Image:
         file_hold = body_hold(request)

@@ -1,34 +1,69 @@
-"""Reads the library's messages as a conversation, decoding their images if the model sees them."""
+"""Reads the library's messages as a conversation: their documents, and images if the model sees them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
+from mlxserve.chat.document_prompts import DocumentPrompts
 from mlxserve.core.errors import InvalidParameter, InvalidRequest
-from mlxserve.helpers.work import RunFairly
+from mlxserve.helpers.work import RunFairly, RunsIn, Work
 from mlxserve.images.given import decoded
 from mlxserve.images.image import Image
 from mlxserve.images.sources import ImageSources
 from mlxserve.text.conversation import Conversation, SentImage, read_for, read_messages
+from mlxserve.text.costs import encode_seconds
+from mlxserve.text.documents.document import Document
+from mlxserve.text.documents.reader import document_reader
+from mlxserve.text.documents.sent import SentDocument
+
+logger = logging.getLogger(__name__)
 
 
 async def read_given(
     messages: Sequence[Mapping[str, Any]],
     run_fairly: RunFairly,
     *,
+    documents: DocumentPrompts,
     sees: bool,
     no_vision_reason: str = "",
+    on_cut: Callable[[str], None] = logger.warning,
 ) -> Conversation:
-    """Read messages, as `read_for` does.
+    """Read messages, as `read_for` does, and their documents.
 
-    Raises InvalidRequest, and the errors of `ImageDecoder.decode`.
+    on_cut: called with a sentence about each document that does not fit
+
+    Raises InvalidRequest, and the errors of `ImageDecoder.decode` and `DocumentReader.read`.
     """
-    if not sees:
-        return read_for(
+    if sees:
+        conversation = read_messages(await decoded(messages, run_fairly), sees=True)
+    else:
+        conversation = read_for(
             lambda _: read_messages(messages), sees=False, no_vision_reason=no_vision_reason
         )
-    conversation = read_messages(await decoded(messages, run_fairly), sees=True)
+    conversation = await _with_images(conversation, run_fairly)
+    if not conversation.sent_documents:
+        return conversation
+    read: dict[SentDocument, Document] = {}
+    for sent in conversation.sent_documents:
+        try:
+            read[sent] = await document_reader().read_sent(sent, run_fairly)
+        except InvalidRequest as error:
+            raise InvalidParameter(sent.where, f"{sent.name} {error}") from error
+    size = sum(len(document.text) for document in read.values())
+    insert = partial(documents.insert, conversation, read)
+    inserting: Work[tuple[Conversation, list[str]]] = Work(
+        encode_seconds(size), insert, RunsIn.PROCESS
+    )
+    whole, notes = await run_fairly(inserting)
+    for note in notes:
+        on_cut(note)
+    return whole
+
+
+async def _with_images(conversation: Conversation, run_fairly: RunFairly) -> Conversation:
     sources, images = ImageSources(), dict[SentImage, Image]()
     for sent in conversation.sent_images:
         try:

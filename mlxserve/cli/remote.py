@@ -4,7 +4,7 @@
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,6 +18,7 @@ from mlxserve.system.well_formed import well_formed_value
 if TYPE_CHECKING:
     import httpx
 
+_WARNING_HEADER = "x-mlxserve-warning"
 USUAL_URL = "http://127.0.0.1:8000"
 # Timeout; a long prefix is computed before the server replies.
 _SECONDS = 600.0
@@ -57,8 +58,12 @@ def ask(
     return _content(reply, base)
 
 
-def stream(url: str, path: str, body: Any) -> Iterator[dict[str, Any]]:
+def stream(
+    url: str, path: str, body: Any, on_warning: Callable[[str], None] = lambda _: None
+) -> Iterator[dict[str, Any]]:
     """Yield the JSON of each event of a reply, up to [DONE].
+
+    on_warning: called with the reply's warnings, if it has any
 
     Raises ServerError, also for an error event in the middle.
     """
@@ -68,6 +73,8 @@ def stream(url: str, path: str, body: Any) -> Iterator[dict[str, Any]]:
         if not reply.is_success:
             reply.read()
             _content(reply, base)
+        if (warning := reply.headers.get(_WARNING_HEADER)) is not None:
+            on_warning(warning)
         for line in reply.iter_lines():
             if not line.startswith("data:"):
                 continue

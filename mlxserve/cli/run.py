@@ -8,7 +8,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,6 +19,7 @@ import typer
 from mlxserve.cli.building import build
 from mlxserve.cli.completion import first_model
 from mlxserve.cli.own_key import has_key
+from mlxserve.cli.piped import piped_text
 from mlxserve.cli.remote import stream
 from mlxserve.cli.running_servers import RunningServer, newest_server, served_name
 from mlxserve.cli.settings import Settings
@@ -28,6 +29,7 @@ from mlxserve.core.config import EngineConfig
 from mlxserve.core.errors import InvalidParameter, InvalidRequest, ModelNotFound
 from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.images.sources import data_url
+from mlxserve.text.documents.placement import NOT_ALL_READ
 from tui.chat.sampling import HIGHEST_TEMPERATURE
 
 if TYPE_CHECKING:
@@ -55,6 +57,15 @@ def run(
             help="PNG, JPEG, WebP or GIF before the prompt, for a model that sees; may be repeated.",
         ),
     ] = None,
+    file: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--file",
+            "-f",
+            metavar="PATH",
+            help="PDF, DOCX, HTML or text file, or a folder, that the prompt is about; may be repeated.",
+        ),
+    ] = None,
     system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Longest answer in tokens.")] = None,
     temperature: Annotated[
@@ -76,14 +87,14 @@ def run(
     model, prompt = model_and_prompt(words or ())
     if model is not None:
         settings = settings.with_model(model)
-    given_any = image or (system, max_tokens, temperature) != (None,) * 3
+    given_any = image or file or (system, max_tokens, temperature) != (None,) * 3
     if prompt is None and sys.stdin.isatty() and not given_any:
         run_terminal(settings, None, None, own_server=own)
     config = settings.build(EngineConfig)
     from mlxserve.api.server import logs
 
     logs.configure("warning")
-    files = [readable(file) for file in image or ()]
+    images = [readable(each) for each in image or ()]
     messages: list[dict[str, Any]] = []
     if system is not None:
         messages.append({"role": "system", "content": system})
@@ -95,14 +106,15 @@ def run(
     }
     params = {name: value for name, value in options.items() if value is not None}
     refuse_bad(params)
+    documents = _documents(file or ())
     server = None if own else _server(settings, config)
+    as_part = _as_path if server is None else _as_url
+    sent = with_parts(messages, [*documents, *map(as_part, images)])
     try:
         report = (
-            _answer_here(
-                config, with_images(messages, files, _as_path), params, _adapter(settings, config)
-            )
+            _answer_here(config, sent, params, _adapter(settings, config))
             if server is None
-            else _answer_there(server, config.model, with_images(messages, files, _as_url), params)
+            else _answer_there(server, config.model, sent, params)
         )
     except BrokenPipeError:
         # The reader (such as `head`) closed the pipe.
@@ -132,17 +144,27 @@ def readable(file: Path) -> Path:
     return file.expanduser()
 
 
-def with_images(
-    messages: Sequence[Mapping[str, Any]],
-    files: Sequence[Path],
-    part: Callable[[Path], dict[str, Any]],
+def _documents(paths: Sequence[Path]) -> list[dict[str, Any]]:
+    """Read documents, in a process of their own, as parts of a message. Raises InvalidRequest."""
+    if not paths:
+        return []
+    from mlxserve.cli.documents import file_part, read_document
+
+    documents = [read_document(path) for path in paths]
+    for path, document in zip(paths, documents, strict=True):
+        print_safe(f"{path}: {document.size_label}\n", end="", to=sys.stderr)
+    return [file_part(document) for document in documents]
+
+
+def with_parts(
+    messages: Sequence[Mapping[str, Any]], parts: Sequence[Mapping[str, Any]]
 ) -> Sequence[Mapping[str, Any]]:
-    """Insert images before the text of the last message."""
-    if not files:
+    """Insert documents and images before the text of the last message."""
+    if not parts:
         return messages
     *earlier, last = messages
-    parts = [*map(part, files), {"type": "text", "text": last["content"]}]
-    return [*earlier, {**last, "content": parts}]
+    content = [*parts, {"type": "text", "text": last["content"]}]
+    return [*earlier, {**last, "content": content}]
 
 
 def _as_path(file: Path) -> dict[str, Any]:
@@ -223,7 +245,7 @@ def _answer_there(
     started = time.perf_counter()
     first, text, thought = started, "\n", False
     usage: dict[str, Any] = {}
-    for event in stream(server.url, "/v1/chat/completions", body):
+    for event in stream(server.url, "/v1/chat/completions", body, on_warning=_tell_cuts):
         usage = event.get("usage") or usage
         for choice in event.get("choices", ()):
             piece = choice["delta"].get("content") or ""
@@ -234,10 +256,21 @@ def _answer_there(
             print_safe(piece, end="")
     print_safe("" if text.endswith("\n") else "\n", end="")
     if thought and text == "\n":
-        print_safe("note: the answer ended in the model's thinking", to=sys.stderr)
+        _note("the answer ended in the model's thinking")
     cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
     tokens = (usage.get("prompt_tokens", 0), cached, usage.get("completion_tokens", 0))
     return f"{_speed(*tokens, first - started, time.perf_counter() - first)} ({server.url})"
+
+
+def _tell_cuts(warning: str) -> None:
+    """Print what a reply's warnings say about documents that did not fit."""
+    for sentence in warning.split("; "):
+        if NOT_ALL_READ in sentence:
+            _note(sentence.encode("ascii", "replace").decode("unicode_escape"))
+
+
+def _note(sentence: str) -> None:
+    print_safe(f"note: {sentence}", to=sys.stderr)
 
 
 def _answer_here(
@@ -257,7 +290,7 @@ def _answer_here(
 def whole_prompt(prompt: str | None) -> str:
     """Append piped text to the prompt. Raises InvalidRequest if both are missing."""
     wants_stdin = prompt is None or prompt == "-" or not sys.stdin.isatty()
-    piped = sys.stdin.read().rstrip("\n") if wants_stdin else ""
+    piped = piped_text().rstrip("\n") if wants_stdin else ""
     parts = [part for part in (None if prompt == "-" else prompt, piped) if part]
     if not parts:
         raise InvalidRequest("There is no prompt. Pass it as an argument or pipe it in.")
@@ -270,11 +303,17 @@ async def _stream_answer(
     writer = model.require_writer()
     params = replace(model.default_params, **overrides)
     if isinstance(messages[-1]["content"], list):
+        from mlxserve.chat.document_prompts import DocumentPrompts
         from mlxserve.chat.given_messages import read_given
 
         read = partial(model.executor.run, "")
         conversation = await read_given(
-            messages, read, sees=writer.supports_images, no_vision_reason=writer.no_vision_reason
+            messages,
+            read,
+            documents=DocumentPrompts(model.codec),
+            sees=writer.supports_images,
+            no_vision_reason=writer.no_vision_reason,
+            on_cut=_note,
         )
         messages = writer.fit(conversation).messages
     prompt = await asyncio.to_thread(writer.render, messages)

@@ -18,6 +18,7 @@ from mlxserve.core.errors import InvalidParameter, InvalidRequest
 from mlxserve.images.image import Image
 from mlxserve.system.strict_json import finite, refuse_constant
 from mlxserve.system.well_formed import well_formed_value
+from mlxserve.text.documents.sent import SentDocument, sent_document
 
 SYSTEM, USER, ASSISTANT, TOOL = "system", "user", "assistant", "tool"
 PARAGRAPH = "\n\n"  # between texts that become one
@@ -46,8 +47,10 @@ _TEXT_PARTS = {
     "summary_text": "text",
 }
 _IMAGE_PARTS = ("image_url", "input_image")  # part types of OpenAI's APIs
+_FILE_PARTS = ("file", "input_file", "document")
 MAX_PARTS = 1_000
 _READS_TEXT = "this model reads text only"
+_NEEDS_CONTENT = "a document is sent with its content, in base64; this server stores no files"
 # Of a call's arguments: as deep as a schema may be. Templates, msgpack, SDKs and the parser of bodies,
 # which a client sends the arguments back to, all have limits of their own above it.
 _MAX_DEPTH = 32
@@ -103,7 +106,7 @@ class SentImage:
         return Unreadable(self.kind, self.where)
 
 
-SentPart: TypeAlias = str | SentImage | Unreadable
+SentPart: TypeAlias = str | SentImage | SentDocument | Unreadable
 Part: TypeAlias = SentPart | Image
 
 
@@ -152,6 +155,7 @@ class Message:
     text: str = ""
     images: tuple[PlacedImage, ...] = ()
     reasoning: str = ""
+    documents: tuple[SentDocument, ...] = ()
     calls: tuple[Call, ...] = ()
     call_id: str | None = None
     name: str | None = None
@@ -182,6 +186,7 @@ class Message:
             role=role,
             text=text,
             images=images,
+            documents=tuple(part for part in parts if isinstance(part, SentDocument)),
             left_out=tuple(part for part in parts if isinstance(part, Unreadable)),
             **rest,
         )
@@ -209,6 +214,7 @@ class Message:
             self,
             text=text,
             images=(*earlier.images, *moved),
+            documents=(*earlier.documents, *self.documents),
             reasoning=PARAGRAPH.join(filter(None, (earlier.reasoning, self.reasoning))),
             calls=(*earlier.calls, *self.calls),
             left_out=(*earlier.left_out, *self.left_out),
@@ -261,6 +267,8 @@ def _placed(parts: Sequence[Part], separator: str) -> tuple[str, tuple[PlacedIma
             images.append(PlacedImage(len(text), part, separator))
             follows_text = False
             continue
+        if isinstance(part, SentDocument):
+            continue
         piece = part if isinstance(part, str) else part.text
         text += separator + piece if follows_text else piece
         follows_text = True
@@ -311,6 +319,11 @@ class Conversation:
     def sent_images(self) -> list[SentImage]:
         """Images that are not decoded yet, in order."""
         return [image for message in self.messages for image in message.sent_images]
+
+    @property
+    def sent_documents(self) -> list[SentDocument]:
+        """Documents that are not read yet, in order."""
+        return [document for message in self.messages for document in message.documents]
 
     @property
     def num_pixels(self) -> int:
@@ -376,7 +389,8 @@ def _refuse_media(messages: Sequence[Message]) -> None:
     newest = next((message for message in since if message.role == USER), None)
     for left in newest.left_out if newest is not None else ():
         if left.is_media:
-            raise UnseenMedia(left.kind, left.where)
+            why = _NEEDS_CONTENT if left.kind in _FILE_PARTS else _READS_TEXT
+            raise UnseenMedia(left.kind, left.where, why)
 
 
 def parts_of(content: object) -> tuple[Part, ...]:
@@ -401,6 +415,8 @@ def _part(part: object, where: str) -> Part:
         return image
     if kind in _IMAGE_PARTS:
         return SentImage(_url_of(part), kind, where)
+    if kind in _FILE_PARTS and (document := sent_document(part, where)) is not None:
+        return document
     if kind not in _TEXT_PARTS:
         return Unreadable(kind[:64], where)
     text = part.get(_TEXT_PARTS[kind])

@@ -17,6 +17,12 @@ from tests.cli.commands import CommandResult, Run
 from tests.cli.recording_server import RecordingServer
 
 
+def _piped(stdin: str | bytes | None) -> io.TextIOBase:
+    if isinstance(stdin, bytes):
+        return io.TextIOWrapper(io.BytesIO(stdin), encoding="utf-8", errors="surrogateescape")
+    return TerminalInput() if stdin is None else io.StringIO(stdin)
+
+
 class TerminalInput(io.StringIO):
     """An interactive stdin, with nothing to read."""
 
@@ -36,8 +42,8 @@ def run(
     handled = {number: signal.getsignal(number) for number in numbers}
     monkeypatch.delenv("MLXSERVE_API_KEY", raising=False)
 
-    def run(*args: str, stdin: str | None = "") -> CommandResult:
-        monkeypatch.setattr(sys, "stdin", TerminalInput() if stdin is None else io.StringIO(stdin))
+    def run(*args: str, stdin: str | bytes | None = "") -> CommandResult:
+        monkeypatch.setattr(sys, "stdin", _piped(stdin))
         monkeypatch.setattr(sys, "argv", ["mlxserve", *args])
         with pytest.raises(SystemExit) as caught:
             cli.main()

@@ -13,6 +13,7 @@ class RecordingServer(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), RecordingHandler)
         self.asked: list[tuple[str, str, object, str | None]] = []
         self.reply: tuple[int, bytes] = (200, b"{}")
+        self.headers: dict[str, str] = {}  # of each reply
 
     @property
     def url(self) -> str:
@@ -38,7 +39,8 @@ class RecordingHandler(BaseHTTPRequestHandler):
         )
         status, data = self.server.reply
         self.send_response(status)
-        self.send_header("content-length", str(len(data)))
+        for name, value in {**self.server.headers, "content-length": str(len(data))}.items():
+            self.send_header(name, value)
         self.end_headers()
         self.wfile.write(data)
 

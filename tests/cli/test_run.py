@@ -15,13 +15,14 @@ from mlxserve.cli import run as run_command
 from mlxserve.cli.running_servers import registered
 from mlxserve.cli.settings import Settings
 from mlxserve.core.sampling_params import SamplingParams
-from mlxserve.images.sources import data_url
+from mlxserve.images.sources import data_url, file_of_data_url
 from mlxserve.request import FinishReason
 from mlxserve.text.deltas import Delta, Usage
 from tests.cli.commands import ROOT, CommandResult, Run, error_line, mlxserve
 from tests.cli.recording_server import RecordingServer
 from tests.images.files import file_of, picture
 from tests.model.small_vision import write_vision_model
+from tests.text.documents.files import pdf
 
 
 @pytest.fixture(scope="module")
@@ -259,6 +260,69 @@ def test_run_shows_images_to_the_running_server(
     assert message["content"] == [shown, shown, {"type": "text", "text": "What?"}]
     said = error_line(run("run", "--image", f"{tmp_path}/b.png", "What?"))
     assert said.rstrip().endswith("b.png'. Give --image the path of a file.")
+
+
+def test_run_sends_files_and_folders_as_text_before_the_prompt(
+    running: RecordingServer, run: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "a.pdf").write_bytes(pdf(["It begins.", "It ends in May."]))
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "b.md").write_bytes("café".encode("latin-1"))
+    outcome = run("run", "-f", f"{tmp_path}/a.pdf", "--file", f"{tmp_path}/notes", "When?")
+    assert (outcome.code, outcome.out) == (0, "Hi.\n")
+    assert outcome.err == f"{tmp_path}/a.pdf: 2 pages\n{tmp_path}/notes: 1 file\n"
+    [(_, _, body, _)] = running.asked
+    *files, question = body["messages"][0]["content"]
+    assert [part["file"]["filename"] for part in files] == ["a.pdf", "notes/"]
+    contents = [file_of_data_url(part["file"]["file_data"]).decode() for part in files]
+    assert contents[0] == "It begins.\fIt ends in May."
+    assert contents[1].endswith("\fb.md:\ncafé")
+    assert question == {"type": "text", "text": "When?"}
+
+
+def test_run_says_which_part_of_a_document_the_server_read(
+    running: RecordingServer, run: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "a.txt").write_text("It ends in May.")
+    note = "1 of 3 parts of \\u00e4.txt were read: the rest does not fit the context"
+    running.headers = {"x-mlxserve-warning": f"the model is another; {note}"}
+    outcome = run("run", "-f", f"{tmp_path}/a.txt", "When?")
+    said = outcome.err.splitlines()[1]
+    assert said == "note: 1 of 3 parts of ä.txt were read: the rest does not fit the context"
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "words"),
+    [
+        ("a.bin", b"\0\1", "a.bin is not text."),
+        ("a.pdf", b"%PDF-1.4", "a.pdf is damaged"),
+        ("none.pdf", None, "There is no file or folder"),
+    ],
+)
+def test_run_names_a_document_that_cannot_be_read(
+    run: Run, tmp_path: Path, name: str, data: bytes | None, words: str
+) -> None:
+    if data is not None:
+        (tmp_path / name).write_bytes(data)
+    assert words in error_line(run("run", "-f", f"{tmp_path}/{name}", "What?"))
+
+
+@pytest.mark.parametrize(
+    ("data", "sent"), [("café\r\n".encode("latin-1"), "café"), ("à".encode("utf-16"), "à")]
+)
+def test_piped_text_is_read_in_any_encoding(
+    running: RecordingServer, run: Run, data: bytes, sent: str
+) -> None:
+    assert run("run", "What?", stdin=data).code == 0
+    [(_, _, body, _)] = running.asked
+    assert body["messages"][0]["content"] == f"What?\n\n{sent}"
+
+
+@pytest.mark.parametrize(
+    ("data", "words"), [(b"%PDF-1.7 \xff", "stdin is a PDF file."), (b"\0\1", "stdin is not text.")]
+)
+def test_piped_data_that_is_no_text_is_named(run: Run, data: bytes, words: str) -> None:
+    assert words in error_line(run("run", "What?", stdin=data))
 
 
 def test_run_refuses_images_for_a_model_that_reads_text_only(

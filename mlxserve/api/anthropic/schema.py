@@ -37,6 +37,7 @@ from mlxserve.text.conversation import (
     Unreadable,
     arguments_text,
 )
+from mlxserve.text.documents.sent import sent_document
 from mlxserve.text.parsing.turn import AssistantTurn
 from mlxserve.text.signature import signed_thinking
 
@@ -98,11 +99,11 @@ class ContentBlock(KindedModel):
             yield self.text or ""
         elif self.type == "image":
             yield SentImage(self._image_url(), self.type, where)
-        elif self.type == "document" and isinstance((self.source or {}).get("data"), str):
-            source = self.source or {}
-            is_text = source.get("type") == "text"
-            texts = filter(None, (self.title, self.context, source["data"]))
-            yield PARAGRAPH.join(texts) if is_text else Unreadable(self.type, where)
+        elif self.type == "document":
+            block = {"type": self.type, "title": self.title, "source": self.source}
+            yield sent_document(block, where) or Unreadable(self.type, where)
+            if self.context:
+                yield self.context
         elif self.type not in _NOT_TEXT:
             yield Unreadable(self.type, where)
 

@@ -67,18 +67,22 @@ class PrefixRequest(_PromptOrMessages):
     def prompt_source(self) -> PromptSource:
         """The source from which the messages become the beginning of a prompt."""
         return PromptSource(
-            read=partial(_without_images, self.messages or ()),
+            read=partial(_without_files, self.messages or ()),
             num_messages=len(self.messages or ()),
             template_kwargs=self.template_kwargs,
             add_generation_prompt=False,
         )
 
 
-def _without_images(messages: Sequence[ChatMessage], sees: bool) -> Conversation:
-    """Raises InvalidParameter for an image."""
+def _without_files(messages: Sequence[ChatMessage], sees: bool) -> Conversation:
+    """Raises InvalidParameter for an image or a document."""
     conversation = conversation_of(messages, sees)
     for image in conversation.sent_images:
         raise InvalidParameter(image.where, "a named prefix holds no images")
+    for document in conversation.sent_documents:
+        raise InvalidParameter(
+            document.where, "a named prefix holds no files; give the text of the document"
+        )
     return conversation
 
 

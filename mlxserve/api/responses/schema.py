@@ -32,9 +32,11 @@ from mlxserve.text.conversation import (
     Unreadable,
     arguments_text,
 )
+from mlxserve.text.documents.sent import SentDocument
 from mlxserve.text.signature import signed_thinking
 
 MAX_INCLUDED = 256
+_FILES = (SentImage, SentDocument)
 _SIGNED = "reasoning.encrypted_content"  # of `include`
 
 
@@ -95,10 +97,9 @@ class InputItem(KindedModel):
 
     @property
     def size(self) -> int:
-        """Number of characters, including images."""
+        """Number of characters, including images and documents."""
         parts = (*(self.content or ()), *(self.output or ()))
-        images = sum(len(part.source or "") for part in parts if isinstance(part, SentImage))
-        return len(self.model_dump_json()) + images
+        return len(self.model_dump_json()) + sum(map(_file_size, parts))
 
     def listed(self, number: int) -> dict[str, Any]:
         """Render the item for a list of inputs. An item without an id is named by its position."""
@@ -110,19 +111,31 @@ class InputItem(KindedModel):
             of_message = "output_text" if self.role == "assistant" else "input_text"
             kind = "reasoning_text" if self.type == "reasoning" else of_message
             item["content"] = _listed_parts(self.content, kind)
-        if any(isinstance(part, SentImage) for part in self.output or ()):
+        if any(isinstance(part, _FILES) for part in self.output or ()):
             item["output"] = _listed_parts(self.output or (), "input_text")
         item.setdefault("status", "completed")
         return item
 
 
+def _file_size(part: Part) -> int:
+    if isinstance(part, SentImage):
+        return len(part.source or "")
+    return part.num_characters if isinstance(part, SentDocument) else 0
+
+
+def _listed_file(part: Part) -> dict[str, Any]:
+    if isinstance(part, SentDocument):
+        return {"type": "input_file", "filename": part.name, "file_data": part.as_url()}
+    assert isinstance(part, SentImage)
+    return {"type": "input_image", "detail": "auto", "image_url": part.source}
+
+
 def _listed_parts(parts: Sequence[Part], kind: str) -> list[dict[str, Any]]:
-    """Render images as they were sent, and each text between them as one part of this kind."""
+    """Render files as they were sent, and each text between them as one part of this kind."""
     listed: list[dict[str, Any]] = []
-    for is_image, run in groupby(parts, lambda part: isinstance(part, SentImage)):
-        if is_image:
-            urls = [part.source for part in run if isinstance(part, SentImage)]
-            listed += [{"type": "input_image", "detail": "auto", "image_url": url} for url in urls]
+    for is_file, run in groupby(parts, lambda part: isinstance(part, _FILES)):
+        if is_file:
+            listed += map(_listed_file, run)
         else:
             annotated: dict[str, Any] = {"annotations": []} if kind == "output_text" else {}
             listed.append({"type": kind, "text": text_of(tuple(run)), **annotated})
