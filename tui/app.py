@@ -41,6 +41,7 @@ from tui.actions.second_press import SECONDS, SecondPress
 from tui.actions.server_link import ServerLink
 from tui.actions.tool_use import ToolUse
 from tui.actions.welcoming import Welcoming
+from tui.chat.mentions import ReadDocument
 from tui.chat.open_chat import OpenChat
 from tui.commands import COMMAND_NAMED, COMMANDS, Command, looks_like_command, parse
 from tui.engine.panel import PanelInput
@@ -85,6 +86,7 @@ class ChatApp(App[None]):
         notice: str = "",
         continues: bool = False,
         models: ModelCatalog | None = None,
+        read_document: ReadDocument | None = None,
         driver: type[Driver] | None = None,
     ) -> None:
         super().__init__(driver_class=driver)
@@ -101,7 +103,7 @@ class ChatApp(App[None]):
         self._toolbox = Toolbox(usual_file(), chat)
         self._tools = ToolUse(self, self._toolbox)
         self.answering = Answering(chat, self.link, window, self._tools)
-        self._draft = Draft(self, window, chat, self.link)
+        self._draft = Draft(self, window, chat, self.link, read_document)
         self.browsing = Browsing(chat, self.answering, self._draft, window, home.exports)
         self._revising = Revising(chat, self.link, self.answering, self._draft, window)
         self._sampling = SamplingChoice(chat, self.answering, self._draft, window, home.presets)

@@ -14,6 +14,7 @@ from tui.talk.connection import ConnectOptions, Connector
 
 if TYPE_CHECKING:
     from mlxserve.history.store import Store
+    from tui.chat.mentions import ReadDocument
     from tui.opening import FirstFrame
 
 
@@ -28,6 +29,7 @@ def main(
     continues: bool = False,
     is_found: bool = False,
     read_key: Callable[[str], str | None] = lambda _url: None,
+    read_document: ReadDocument | None = None,
 ) -> int:
     """Run the terminal until the user quits, and return the process's exit code.
 
@@ -39,6 +41,7 @@ def main(
     notice: shown below the welcome
     continues: open the last chat, with the model that answered in it unless one is named
     read_key: the API key for the server at an address, if there is one
+    read_document: reads a document that a message mentions; None if only short texts can be sent
     is_found: the server is one of this user's that runs, and not one that was named
     """
     streams = (sys.stdin, sys.stdout, sys.stderr)
@@ -73,6 +76,7 @@ def main(
             warning=warning,
             notice=notice,
             continues=continues,
+            read_document=read_document,
         )
     finally:
         connector.stop_server()
@@ -88,6 +92,7 @@ def _show(
     warning: str,
     notice: str,
     continues: bool,
+    read_document: ReadDocument | None,
 ) -> int:
     from mlxserve.hub.model_choices import ModelCatalog
 
@@ -108,6 +113,7 @@ def _show(
         notice=notice,
         continues=continues,
         models=ModelCatalog(options=engine_args),
+        read_document=read_document,
         driver=None if frame is None else driver_after(frame, typed),
     )
     app.run()

@@ -9,12 +9,13 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from mlxserve.api.config import NO_FILE, ServerConfig
 from mlxserve.cli.settings import Settings, flags_of
 from mlxserve.core.config import EngineConfig
-from mlxserve.core.errors import InvalidConfig
+from mlxserve.core.errors import InvalidConfig, InvalidRequest
 
 if TYPE_CHECKING:
     from tui.opening import FirstFrame
@@ -89,6 +90,7 @@ def run_terminal(
                 continues=continues,
                 is_found=is_found,
                 read_key=_key_for,
+                read_document=_read_document,
             )
         )
 
@@ -143,6 +145,18 @@ def _key_for(url: str) -> str | None:
         return key_for(url, tell=lambda _words: None)
     except InvalidConfig:
         return None
+
+
+def _read_document(path: Path, typed: str) -> tuple[str, str]:
+    """Return a document's name and a data: URL of its text. Raises ValueError, which names `typed`."""
+    from mlxserve.cli.documents import read_document
+    from mlxserve.text.documents.sent import text_url
+
+    try:
+        document = read_document(path, typed)
+    except InvalidRequest as error:
+        raise ValueError(str(error)) from error
+    return document.name, text_url(document.text)
 
 
 @contextmanager

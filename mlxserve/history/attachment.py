@@ -12,6 +12,17 @@ class AttachmentRefused(Exception):
     """The file cannot be attached; the message says why."""
 
 
+def is_short_text(path: Path) -> bool:
+    """True for a file that `as_markdown` takes."""
+    try:
+        if path.stat().st_size > MAX_SIZE:
+            return False
+        path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return False
+    return True
+
+
 def as_markdown(path: Path, typed: str | None = None) -> str:
     """Return the file as a code block under its name.
 

@@ -31,7 +31,10 @@ def as_markdown(chat: ChatRecord, path: Sequence[StoredMessage]) -> str:
         sections.append(f"## System\n\n{chat.system}")
     for message in path:
         who = "You" if message.role is Role.USER else message.model or "Assistant"
-        images = [f"[image: {image.name}]" for image in message.images]
+        images = [
+            f"[{'document' if image.is_document else 'image'}: {image.name}]"
+            for image in message.images
+        ]
         parts = [*images, rounds_markdown(message.rounds), message.text]
         sections.append("\n\n".join(part for part in (f"## {who}", *parts) if part))
     return "\n\n".join(sections) + "\n"

@@ -7,7 +7,7 @@ adds a sibling, and never overwrites anything. The store is the only writer.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -82,7 +82,7 @@ class StoredMessage:
     stats: AnswerStats = field(default_factory=AnswerStats)
     rounds: tuple[ToolRound, ...] = ()  # rounds of tool calls, before its text
     created_at: float = 0.0  # seconds since the epoch
-    images: tuple[KeptImage, ...] = ()  # images of a question
+    images: tuple[KeptImage, ...] = ()  # images and documents of a question
 
     @property
     def num_characters(self) -> int:
@@ -161,11 +161,21 @@ def wire_messages(path: Sequence[StoredMessage], system: str = "") -> list[dict[
     return messages
 
 
+def with_text_of_documents(message: StoredMessage) -> StoredMessage:
+    """Put the texts of documents before the question, for servers that read none."""
+    documents = [each for each in message.images if each.is_document]
+    if not documents:
+        return message
+    texts = [f"{each.name}:\n{each.text}" for each in documents]
+    images = tuple(each for each in message.images if not each.is_document)
+    return replace(message, text="\n\n".join([*texts, message.text]), images=images)
+
+
 def _content(message: StoredMessage) -> str | list[dict[str, Any]]:
-    """Return the text, or parts if there are images, which come first."""
+    """Return the text, or parts if there are images or documents, which come first."""
     if not message.images:
         return message.text
-    images = [{"type": "image_url", "image_url": {"url": image.url}} for image in message.images]
+    images = [image.part() for image in message.images]
     return [*images, *_parts(message.text)]
 
 

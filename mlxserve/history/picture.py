@@ -1,4 +1,4 @@
-"""KeptImage: an image of a question, as stored and sent."""
+"""KeptImage: an image of a question, or a document's text, as stored and sent."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from mlxserve.history.attachment import AttachmentRefused
 
@@ -18,7 +19,9 @@ _TYPES = {
     ".webp": "image/webp",
     ".gif": "image/gif",
 }
+_TEXT = "data:text/plain;base64,"  # a document, whose pages have form feeds between them
 MAX_SIZE = 1 << 20  # bytes of what is kept
+MAX_DOCUMENT = 4 << 20  # characters of a document's URL
 MAX_SIDE = 2048  # pixels of what is kept, where it was made smaller
 _MAX_FILE = 64 << 20
 _QUALITIES = (90, 75, 50)  # JPEG qualities, until it fits
@@ -26,13 +29,28 @@ _QUALITIES = (90, 75, 50)  # JPEG qualities, until it fits
 
 @dataclass(frozen=True, slots=True)
 class KeptImage:
-    """An image as a data URL.
+    """An image or a document as a data URL.
 
-    url: the file itself, in base64
+    url: the file itself, or the text of a document, in base64
     """
 
     name: str
     url: str
+
+    @property
+    def is_document(self) -> bool:
+        return self.url.startswith(_TEXT)
+
+    @property
+    def text(self) -> str:
+        """Text of a document."""
+        return self.content.decode(errors="replace")
+
+    def part(self) -> dict[str, Any]:
+        """Return it as a part of a message of OpenAI's API."""
+        if self.is_document:
+            return {"type": "file", "file": {"filename": self.name, "file_data": self.url}}
+        return {"type": "image_url", "image_url": {"url": self.url}}
 
     @property
     def content(self) -> bytes:

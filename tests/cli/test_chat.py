@@ -13,6 +13,7 @@ import pytest
 from mlxserve.api.access.keys import KeyFile, Scope, usual_file
 from mlxserve.cli.own_key import OwnKey
 from mlxserve.cli.running_servers import registered
+from mlxserve.images.sources import file_of_data_url
 from tests.cli.commands import Run, error_line, python
 
 
@@ -33,6 +34,7 @@ def test_chat_passes_the_servers_flags_to_the_terminal(terminal: dict[str, Any],
     args = ("chat", "--model", "org/name", "--num-pages", "9", "--no-enable-prefix-caching")
     assert run(*args).code == 3
     assert terminal.pop("read_key")("http://127.0.0.1:1") is None
+    del terminal["read_document"]
     assert terminal == {
         "url": None,
         "model": None,
@@ -45,6 +47,18 @@ def test_chat_passes_the_servers_flags_to_the_terminal(terminal: dict[str, Any],
         "continues": False,
         "is_found": False,
     }  # fmt: skip
+
+
+def test_the_terminal_reads_documents_as_run_does(
+    terminal: dict[str, Any], run: Run, tmp_path: Path
+) -> None:
+    assert run("chat").code == 3
+    (tmp_path / "a.txt").write_bytes(b"caf\xe9")
+    name, url = terminal["read_document"](tmp_path / "a.txt", "a.txt")
+    assert (name, file_of_data_url(url).decode()) == ("a.txt", "café")
+    (tmp_path / "a.bin").write_bytes(b"\0\1")
+    with pytest.raises(ValueError, match=r"^a\.bin is not text\.$"):
+        terminal["read_document"](tmp_path / "a.bin", "a.bin")
 
 
 def test_the_number_of_requests_at_a_time_can_be_chosen(terminal: dict[str, Any], run: Run) -> None:

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from mlxserve.history.attachment import AttachmentRefused
-from mlxserve.history.messages import Role, StoredMessage, wire_messages
+from mlxserve.history.messages import Role, StoredMessage, wire_messages, with_text_of_documents
 from mlxserve.history.picture import MAX_SIDE, MAX_SIZE, KeptImage, as_text, from_text, read_picture
 from mlxserve.history.store import Store
 from tests.images.files import file_of, picture
@@ -113,6 +113,17 @@ def test_pictures_come_before_the_text_of_their_question() -> None:
         {"role": "assistant", "content": "Because."},
         {"role": "user", "content": [shown]},
     ]
+
+
+def test_a_document_is_a_file_before_the_text_or_its_text_for_servers_that_read_none() -> None:
+    kept = KeptImage("a.pdf", "data:text/plain;base64,SXQgZW5kcy4=")
+    asked = message(1, Role.USER, "When?", RED, kept)
+    [sent] = wire_messages([asked])
+    file = {"type": "file", "file": {"filename": "a.pdf", "file_data": kept.url}}
+    assert sent["content"][1:] == [file, {"type": "text", "text": "When?"}]
+    plain = with_text_of_documents(asked)
+    assert (plain.text, plain.images) == ("a.pdf:\nIt ends.\n\nWhen?", (RED,))
+    assert with_text_of_documents(plain) == plain
 
 
 def test_the_store_keeps_pictures_with_their_question(store: Store) -> None:

@@ -31,6 +31,7 @@ class FakeServer:
         self.health: tuple[int, dict[str, Any]] = (200, {"status": "ok"})
         self.requests: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
+        self.warning = ""  # of each answer
         self.queries: list[tuple[str, str]] = []  # paths that were read, and what followed `?`
         self.disconnects = threading.Semaphore(0)
         # Replies of mlxserve's own routes, by path; without an entry: 404.
@@ -118,6 +119,8 @@ class FakeServer:
             def _play(self, steps: list[Step]) -> None:
                 self.send_response(200)
                 self.send_header("x-request-id", f"request-{len(fake.requests)}")
+                if fake.warning:
+                    self.send_header("x-mlxserve-warning", fake.warning)
                 self.send_header("content-type", "text/event-stream")
                 self.end_headers()
                 for step in steps:

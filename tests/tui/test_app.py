@@ -2,6 +2,7 @@ import os
 import re
 import subprocess
 import sys
+from base64 import b64encode
 from collections.abc import AsyncGenerator
 from contextlib import closing
 from dataclasses import replace
@@ -16,6 +17,7 @@ from textual.widgets import OptionList
 from mlxserve.history.messages import Role, State
 from mlxserve.history.store import Store
 from mlxserve.hub.model_choices import Downloaded, Model, ModelCatalog, ModelOrigin
+from mlxserve.text.documents.placement import NOT_ALL_READ
 from tests.images.files import file_of, picture
 from tests.tui import scripts
 from tests.tui.chats_on_disk import branch, delete_chat, write_chat
@@ -895,6 +897,51 @@ async def test_a_picture_is_mentioned_shown_and_sent(
     await t.ask("and its colour?")
     await t.until(lambda: len(server.requests) == 2)
     assert server.requests[1]["messages"][0]["content"][0] == image
+
+
+async def test_documents_and_folders_are_mentioned_shown_and_sent(
+    terminal: Open, server: FakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.pdf").write_bytes(b"%PDF")
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "old.txt").write_bytes(b"caf\xe9")
+    server.model_fields = {"capabilities": ["completion"], "owned_by": "mlxserve"}
+    server.warning = f"fitted: x; 1 of 2 pages of a.pdf {NOT_ALL_READ}"
+
+    def read(path: Path, typed: str) -> tuple[str, str]:
+        if path.name == "bad.docx":
+            raise ValueError(f"{typed} is damaged.")
+        return path.name, f"data:text/plain;base64,{b64encode(typed.encode()).decode()}"
+
+    async with terminal(read_document=read) as t:
+        await t.ask("/attach a.pdf")
+        await t.until(lambda: t.composer.text == "@a.pdf ")
+        await t.type("and @notes/ and @old.txt now")
+        await t.press("enter")
+        await t.until_shown("[a.pdf]")
+        await t.until_shown("1 of 2 pages of a.pdf were read")
+        *files, text = server.requests[0]["messages"][0]["content"]
+        assert [part["file"]["filename"] for part in files] == ["a.pdf", "notes", "old.txt"]
+        assert text == {"type": "text", "text": "a.pdf and notes/ and old.txt now"}
+        (tmp_path / "bad.docx").write_bytes(b"PK")
+        await t.ask("and @bad.docx")
+        await t.until_shown("bad.docx is damaged.")
+        assert t.composer.text == "and @bad.docx"
+
+
+async def test_a_server_that_reads_no_documents_gets_their_texts(
+    terminal: Open, server: FakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.pdf").write_bytes(b"%PDF")
+    url = f"data:text/plain;base64,{b64encode(b'It ends in May.').decode()}"
+    server.model_fields = {"owned_by": "another"}
+    async with terminal(read_document=lambda path, typed: (path.name, url)) as t:
+        await t.ask("When, @a.pdf ?")
+        await t.until_answered()
+    [message] = server.requests[-1]["messages"]
+    assert message["content"] == "a.pdf:\nIt ends in May.\n\nWhen, a.pdf ?"
 
 
 async def test_a_model_that_reads_text_only_gets_no_picture(

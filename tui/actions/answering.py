@@ -210,7 +210,8 @@ class Answering:
     def _pieces(
         self, connection: ServerConnection, *, continues: bool = False
     ) -> AsyncGenerator[Piece | CallsPiece, None]:
-        messages, fields = self._open_chat.wire(), self.sampling.fields
+        messages = self._open_chat.wire(reads_files=connection.is_ours)
+        fields = self.sampling.fields
         return self._tools.pieces(connection, messages, fields, continues=continues)
 
     async def forget(self, left: Traces) -> None:
@@ -256,6 +257,8 @@ class Answering:
             return
         await view.finish(message)
         self.status.show_end(message)
+        if answer.cuts:
+            await window.transcript.say(f"{answer.cuts}.")
         if message.state in (State.FAILED, State.STOPPED):
             self.queue.return_to_composer()
         if message.state is State.FAILED and self._link.has_lost(connection):

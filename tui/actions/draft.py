@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -17,7 +18,14 @@ from mlxserve.mcp.servers_file import ToolsError
 from mlxserve.system.terminal_text import one_line
 from tui.actions.editor import EditorFailed, edit_in_editor
 from tui.actions.server_link import ServerLink
-from tui.chat.mentions import mention, missing_files, with_files
+from tui.chat.mentions import (
+    ReadDocument,
+    has_documents,
+    is_document,
+    mention,
+    missing_files,
+    with_files,
+)
 from tui.chat.open_chat import OpenChat
 from tui.widgets.window import ChatWindow
 
@@ -32,6 +40,7 @@ class Draft:
     _window: ChatWindow
     _open_chat: OpenChat
     _link: ServerLink
+    _read_document: ReadDocument | None = None
     _asked_about: str = ""  # a message that mentions a file that does not exist
 
     async def restore(self) -> None:
@@ -63,7 +72,10 @@ class Draft:
             self.begin("/attach ")
             return
         path = Path(os.path.expanduser(name))
-        if is_picture(path) and path.is_file():
+        if path.is_dir():
+            name = name.rstrip("/") + "/"
+        is_read = self._read_document is not None and is_document(name, Path.cwd())
+        if is_read or (is_picture(path) and path.is_file()):
             self.begin(f"{self._window.composer.text}{mention(name)} ")
             return
         try:
@@ -79,6 +91,21 @@ class Draft:
             self.begin(await text_of(line))
         except ToolsError as error:
             self._put_back(line, error)
+
+    def has_documents(self, text: str) -> bool:
+        """True if reading the files of a message may take seconds."""
+        return self._read_document is not None and has_documents(text, Path.cwd())
+
+    async def with_documents(self, text: str) -> NewQuestion | None:
+        """Like `with_files`, in a thread."""
+        self._app.notify("Reading the document ...")
+        try:
+            question = await asyncio.to_thread(with_files, text, Path.cwd(), self._read_document)
+            self._refuse_unseen(question)
+        except AttachmentRefused as error:
+            self._put_back(text, error)
+            return None
+        return question
 
     def with_files(self, text: str) -> NewQuestion | None:
         """Return the text with the files it mentions.
@@ -97,15 +124,19 @@ class Draft:
             return None
         try:
             question = with_files(text, Path.cwd())
-            if question.images and self._is_blind():
-                raise AttachmentRefused(
-                    f"{one_line(self._link.model, 60)} reads text only. Choose a model that sees images "
-                    "with /model."
-                )
+            self._refuse_unseen(question)
         except AttachmentRefused as error:
             self._put_back(text, error)
             return None
         return question
+
+    def _refuse_unseen(self, question: NewQuestion) -> None:
+        """Raises AttachmentRefused for images that the model does not see."""
+        if self._is_blind() and not all(image.is_document for image in question.images):
+            raise AttachmentRefused(
+                f"{one_line(self._link.model, 60)} reads text only. Choose a model that sees images "
+                "with /model."
+            )
 
     def _is_blind(self) -> bool:
         """True if the model is known to see no images."""

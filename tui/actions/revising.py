@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from mlxserve.history.messages import Role, StoredMessage
+from mlxserve.history.messages import NewQuestion, Role, StoredMessage
 from tui.actions.answering import Answering
 from tui.actions.draft import Draft
 from tui.actions.server_link import ServerLink
@@ -30,7 +30,15 @@ class Revising:
 
     def send(self, text: str) -> None:
         """Ask, or resend the question that is being edited."""
-        message = self._draft.with_files(text)
+        if self._draft.has_documents(text):
+            self._window.run_worker(self._send_documents(text), group="documents")
+        else:
+            self._send(self._draft.with_files(text))
+
+    async def _send_documents(self, text: str) -> None:
+        self._send(await self._draft.with_documents(text))
+
+    def _send(self, message: NewQuestion | None) -> None:
         if message is None:
             return
         if self._editing is None:

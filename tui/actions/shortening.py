@@ -79,7 +79,7 @@ class Shortening:
 
         Raises ChatError.
         """
-        messages = self._open_chat.wire(last)
+        messages = self._open_chat.wire(last, reads_files=connection.is_ours)
         while True:
             try:
                 return await self._asked(connection, [*messages, {"role": "user", "content": _ASK}])

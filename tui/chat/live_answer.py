@@ -93,6 +93,7 @@ class LiveAnswer:
         self._is_stopped = False
         self.phase = AnswerPhase.WAITING
         self.request_id: str | None = None  # the server's id, once it has accepted the request
+        self.cuts = ""  # which part of its documents the model got, if not all
         self.progress: Progress | None = None  # while waiting, if the server reports it
 
     @property
@@ -179,8 +180,9 @@ class LiveAnswer:
         match piece:
             case CallsPiece():
                 self._take_calls(piece)
-            case Began(request_id):
+            case Began(request_id, cuts):
                 self.request_id = request_id
+                self.cuts = cuts
             case TextPiece(text):
                 self._arrived(AnswerPhase.WRITING)
                 self._text.pieces.append(text)

@@ -8,14 +8,19 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from mlxserve.history.attachment import as_markdown
+from mlxserve.history.attachment import AttachmentRefused, as_markdown, is_short_text
 from mlxserve.history.messages import NewQuestion
-from mlxserve.history.picture import KeptImage, is_picture, read_picture
+from mlxserve.history.picture import MAX_DOCUMENT, KeptImage, is_picture, read_picture
+
+# A document's name and a data: URL of its text, by its path and as it was typed. Raises ValueError.
+ReadDocument = Callable[[Path, str], tuple[str, str]]
 
 MAX_COMPLETIONS = 50
+_DOCUMENTS = (".pdf", ".docx", ".html", ".htm")
 _MENTION = re.compile(r'(?<!\S)@(?:"([^"\n]+)"|(\S+))')
 _FILE_NAME = re.compile(
     r"[\w./~-]*(/[\w.-]+|[\w-]\.[a-z0-9]{1,4})"
@@ -48,8 +53,8 @@ def completions(typed: str, folder: Path) -> list[str]:
     return sorted(paths, key=lambda path: (not path.endswith("/"), path.lower()))[:MAX_COMPLETIONS]
 
 
-def with_files(typed: str, folder: Path) -> NewQuestion:
-    """Append each mentioned file as a code block, and collect images.
+def with_files(typed: str, folder: Path, read_document: ReadDocument | None = None) -> NewQuestion:
+    """Append each mentioned file as a code block, and collect images and documents.
 
     Raises AttachmentRefused.
     """
@@ -59,6 +64,9 @@ def with_files(typed: str, folder: Path) -> NewQuestion:
     def attach(match: re.Match[str]) -> str:
         name = _path_in(match)
         path = folder / os.path.expanduser(name)
+        if read_document is not None and is_document(name, folder):
+            images.setdefault(name, _document(path, name, read_document))
+            return name
         if not _is_file(path):
             return match[0]
         if is_picture(path):
@@ -71,6 +79,33 @@ def with_files(typed: str, folder: Path) -> NewQuestion:
     text = _MENTION.sub(attach, typed)
     text = "\n\n".join([text, *blocks.values()]).rstrip() if blocks else text
     return NewQuestion(text, tuple(images.values()), typed)
+
+
+def is_document(name: str, folder: Path) -> bool:
+    """True for a folder, whose name ends with a slash, and for a file that is no short text."""
+    path = folder / os.path.expanduser(name)
+    if name.endswith("/"):
+        return path.is_dir()
+    if not _is_file(path) or is_picture(path):
+        return False
+    return path.suffix.lower() in _DOCUMENTS or not is_short_text(path)
+
+
+def has_documents(typed: str, folder: Path) -> bool:
+    """True if a message mentions a document, which may take seconds to read."""
+    return any(is_document(_path_in(match), folder) for match in _MENTION.finditer(typed))
+
+
+def _document(path: Path, name: str, read_document: ReadDocument) -> KeptImage:
+    try:
+        title, url = read_document(path, name)
+    except ValueError as error:
+        raise AttachmentRefused(str(error)) from error
+    if len(url) > MAX_DOCUMENT:
+        raise AttachmentRefused(
+            f"{name} has too much text for a chat. Ask about it with `mlxserve run -f`."
+        )
+    return KeptImage(title, url)
 
 
 def mention(path: str) -> str:

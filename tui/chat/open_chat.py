@@ -20,6 +20,7 @@ from mlxserve.history.messages import (
     State,
     StoredMessage,
     Version,
+    with_text_of_documents,
 )
 from mlxserve.history.store import SearchHit, Store
 from mlxserve.history.traces import Traces, traces
@@ -71,12 +72,18 @@ class OpenChat:
         """Return the answer up to which messages must go to keep at most `kept` tokens."""
         return last_to_go(self.path, self.left_out, kept)
 
-    def wire(self, last: StoredMessage | None = None) -> list[dict[str, Any]]:
+    def wire(
+        self, last: StoredMessage | None = None, *, reads_files: bool = True
+    ) -> list[dict[str, Any]]:
         """Messages for the model, up to `last`.
 
         These are the system prompt, a summary of what was left out, and the messages after that.
+
+        reads_files: the server reads documents; another one gets their texts
         """
         path = self.path if last is None else self.path[: self.path.index(last) + 1]
+        if not reads_files:
+            path = [with_text_of_documents(message) for message in path]
         return sent_messages(path, self.system, self.left_out)
 
     async def leave_out(self, last: StoredMessage, summary: str = "") -> None:

@@ -29,6 +29,7 @@ _STREAM_TIMEOUT = httpx.Timeout(10.0, read=None)
 _NO_FIELDS: Mapping[str, float | int | str] = {}
 # The code of our server's error when its engine has died.
 _STOPPED = "engine_stopped"
+_CUT = "were read: the rest does not fit the context"
 _REPETITION = "repetition"  # value of our server's `stop_reason`
 _QUESTION_TIMEOUT = httpx.Timeout(10.0)
 
@@ -146,7 +147,8 @@ class ChatClient:
             ) as reply:
                 if reply.status_code != httpx.codes.OK:
                     check(reply.status_code, await start_of(reply), self.url)
-                yield Began(one_line(reply.headers.get("x-request-id", ""), 100) or None)
+                request_id = one_line(reply.headers.get("x-request-id", ""), 100) or None
+                yield Began(request_id, _cuts(reply.headers.get("x-mlxserve-warning", "")))
                 async with aclosing(_streamed(reply)) as pieces:
                     async for piece in pieces:
                         is_finished |= isinstance(piece, Finish)
@@ -156,6 +158,12 @@ class ChatClient:
                 "The connection closed before the answer was complete. "
                 "The text so far is kept; press Ctrl+R to retry."
             )
+
+
+def _cuts(warning: str) -> str:
+    """Return what the server's warnings say about documents that it read in part."""
+    cuts = [one_line(each, 300) for each in warning.split("; ") if _CUT in each]
+    return ". ".join(cuts)
 
 
 def base_url(url: str) -> str:

@@ -10,6 +10,7 @@ class Began:
     """The server accepted the request; None if it reports no id."""
 
     request_id: str | None
+    cuts: str = ""  # which part of its documents was read, if not all
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,5 +71,6 @@ class QuestionView(MessageView):
         self._lines = []
         for picture in self.message.images:
             name = painter.plain(f"[{one_line(picture.name, 60)}]", palette.marker)
-            self._lines += [*preview(picture.content, width), *name]
+            shown = () if picture.is_document else preview(picture.content, width)
+            self._lines += [*shown, *name]
         self._lines += [*self._text_lines(painter), *self._ending(painter)]
