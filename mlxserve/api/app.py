@@ -36,6 +36,7 @@ from mlxserve.api.native.status import Status
 from mlxserve.api.native.tools import ToolRoutes
 from mlxserve.api.ollama_models import OllamaModels
 from mlxserve.api.openapi import OpenAPI
+from mlxserve.api.page.documents import DocumentTexts
 from mlxserve.api.page.rendering import Rendering
 from mlxserve.api.page.routes import WebPage
 from mlxserve.api.paths import CanonicalPaths
@@ -133,6 +134,7 @@ def create_server_app(
         *Loading(registry, dispatch).routes(),
         *Status(registry.models[0].name, dispatch.loaded, drain, watch).routes(),
         *Rendering().routes(),
+        *DocumentTexts().routes(),
         *Chats(chats, forgetting, tools.definitions).routes(),
         *forgetting.routes(),
         *tools.routes(),

@@ -20,7 +20,7 @@ from mlxserve.api.errors import ApiError
 
 _LIMITED_METHODS = ("POST", "PUT")  # the methods that give the engine work
 # Not limited: the page asks for them while an answer runs, and they give the engine nothing to do.
-_WITHOUT_ENGINE = ("/api/v1/render", "/api/v1/chats", "/api/v1/tools")
+_WITHOUT_ENGINE = ("/api/v1/render", "/api/v1/documents", "/api/v1/chats", "/api/v1/tools")
 
 
 @dataclass(slots=True)

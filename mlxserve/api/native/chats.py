@@ -11,7 +11,7 @@ from dataclasses import asdict, fields, replace
 from functools import partial
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import Field
+from pydantic import Field, field_validator
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -31,7 +31,7 @@ from mlxserve.history.chat_file import StoreError
 from mlxserve.history.chat_stores import ChatStores
 from mlxserve.history.export import as_json, as_markdown
 from mlxserve.history.messages import ChatRecord, Role, State, StoredMessage
-from mlxserve.history.picture import KeptImage
+from mlxserve.history.picture import MAX_DOCUMENT, KeptImage
 from mlxserve.history.store import SearchHit, Store
 from mlxserve.history.traces import traces
 from mlxserve.mcp import results
@@ -71,16 +71,23 @@ class ChatChange(RequestBody):
 
 
 class ImageFields(StrictModel):
-    """An image of a question: a name, and a data: URL with the file."""
+    """An image or a document of a question: a name, and a data: URL with the file or the text."""
 
     name: Annotated[str, Field(max_length=MAX_TITLE)]
     url: Annotated[
         str,
         Field(
-            max_length=MAX_IMAGE,
-            pattern=r"^data:image/(png|jpeg|webp|gif);base64,[A-Za-z0-9+/]+=*$",
+            max_length=MAX_DOCUMENT,
+            pattern=r"^data:(image/(png|jpeg|webp|gif)|text/plain);base64,[A-Za-z0-9+/]+=*$",
         ),
     ]
+
+    @field_validator("url")
+    @classmethod
+    def _is_no_larger_than_an_image(cls, url: str) -> str:
+        if url.startswith("data:image/") and len(url) > MAX_IMAGE:
+            raise ValueError(f"an image may have {MAX_IMAGE:,} characters")
+        return url
 
     def picture(self) -> KeptImage:
         return KeptImage(self.name, self.url)

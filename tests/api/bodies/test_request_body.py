@@ -37,6 +37,7 @@ SMALLEST: dict[str, dict[str, Any]] = {
     "/api/v1/models/load": {"model": "fake"},
     "/api/v1/models/unload": {"model": "fake"},
     "/api/v1/render": {"texts": ["x"]},
+    "/api/v1/documents": {"name": "x", "data": "eA=="},
     "/api/v1/cache/forget": {"conversations": [[USER]]},
 }
 # Those of chats need a chat, and those of tools a server of tools: test_chats.py and test_tools.py in tests/api/native.

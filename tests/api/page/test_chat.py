@@ -14,6 +14,7 @@ from tests.api.fake_chat import HOLD, FakeChat
 from tests.api.page.visits import Open
 from tests.api.serving import StartServer
 from tests.images.files import file_of, picture
+from tests.text.documents.files import pdf
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -394,6 +395,55 @@ def test_files_that_are_dropped_are_attached(
         assert (image["type"], image["image"].width) == ("image", 24)
         assert text["text"] == "Look\n\ndropped.txt:\n```txt\nwords\n```"
         assert seen.page.url.startswith("http"), "the browser does not open the file"
+        assert seen.errors == []
+
+
+def test_documents_are_read_by_the_server_shown_sent_and_kept(
+    chat: FakeChat, start_server: StartServer, visit: Open
+) -> None:
+    with visit(start_server().url) as seen:
+        page = seen.page
+        seen.until("Ready")
+        page.set_input_files(
+            "#files",
+            [
+                {"name": "a.pdf", "mimeType": "application/pdf", "buffer": pdf(["One.", "Two."])},
+                {"name": "b.bin", "mimeType": "", "buffer": b"\0\1"},
+                {"name": "old.txt", "mimeType": "text/plain", "buffer": b"caf\xe9"},
+            ],
+        )
+        seen.until_text("#attached .problem", "b.bin is not text.")
+        page.wait_for_function(
+            "() => document.querySelectorAll('#attached .document').length === 2"
+        )
+        seen.ask("When?")
+        seen.wait_for_answers(1)
+        first, question = chat.rendered[0].messages
+        assert "[page 1]\nOne.\n[page 2]\nTwo.\n</document" in first["content"]
+        assert "café" in first["content"]
+        assert question["content"] == "When?"
+        page.wait_for_function("() => location.hash")  # the server has the question's documents
+        page.reload()
+        seen.wait_for_answers(1)
+        assert page.locator(".user .document").all_inner_texts() == ["a.pdf", "old.txt"]
+        seen.ask("And then?")
+        seen.wait_for_answers(2)
+        assert chat.rendered[-1].messages[0] == first
+        [refused] = seen.errors  # by the browser's console: b.bin
+        assert "400" in refused
+
+
+def test_the_page_says_which_part_of_a_document_was_read(
+    chat: FakeChat, start_server: StartServer, visit: Open
+) -> None:
+    with visit(start_server().url) as seen:
+        seen.until("Ready")
+        pages = pdf([f"{number} " + "word " * 60 for number in range(9)])
+        file = {"name": "a.pdf", "mimeType": "application/pdf", "buffer": pages}
+        seen.page.set_input_files("#files", [file])
+        seen.page.wait_for_selector("#attached .document")
+        seen.ask("When?")
+        seen.until_text(".assistant .note", "2 of 9 pages of a.pdf were read")
         assert seen.errors == []
 
 

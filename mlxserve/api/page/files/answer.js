@@ -6,6 +6,7 @@ import { called, offered } from "./tools.js";
 import { roundMessages } from "./tree.js";
 
 const MAX_ROUNDS = 25;
+const CUT = "were read: the rest does not fit the context"; // of a warning about a document
 const MAX_CALLS = 16; // in one round
 
 // Raises nothing: how it ended is the message's state. `onChange` is called after each piece.
@@ -48,6 +49,7 @@ async function hear(message, body, tools, signal, onChange, onRequest) {
     const reply = await asked({ ...body, stream: true, stop_on_repetition: true,
       stream_options: { include_usage: true } }, tools, signal);
     onRequest(reply.headers.get("x-request-id"));
+    message.cuts = (reply.headers.get("x-mlxserve-warning") ?? "").split("; ").filter((one) => one.includes(CUT)).join(". ");
     for await (const { data } of events(reply)) {
       if (data === "[DONE]") { isWhole = true; break; }
       const chunk = JSON.parse(data);

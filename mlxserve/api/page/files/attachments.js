@@ -1,17 +1,21 @@
 // Files that are sent with a message, as the terminal sends them: a text as a name and a block of code, an
-// image as itself.
+// image as itself, and a document as the text that the server reads in it.
 
-import { isPicture, picture, thumbnail } from "./pictures.js";
+import { send } from "./api.js";
+import { dataUrl, isPicture, picture, thumbnail } from "./pictures.js";
 import { $, button, element, visible } from "./show.js";
+import { isDocument } from "./tree.js";
 
 const MAX_SIZE = 256 * 1024;
+const MAX_DOCUMENT = 32 << 20;
+const DOCUMENTS = /\.(pdf|docx|html?)$/i;
 const MAX_IMAGES = 16; // of one message
 let attached = []; // { name, text } or { name, url }
 let blind = ""; // the model, if it is known to read text only
 
 export function serve({ id, capabilities }) {
   blind = capabilities && !capabilities.includes("vision") ? id : "";
-  $("attach").setAttribute("aria-label", blind ? "Attach text files" : "Attach text files or images");
+  $("attach").setAttribute("aria-label", blind ? "Attach documents" : "Attach documents or images");
 }
 
 export async function attach(files) {
@@ -22,15 +26,36 @@ export async function attach(files) {
         attached.push(await readPicture(file));
         continue;
       }
-      if (file.size > MAX_SIZE) throw new Error("is larger than 256 KiB");
-      const text = new TextDecoder("utf-8", { fatal: true }).decode(await file.arrayBuffer());
-      if (text.includes("\0")) throw new TypeError();
-      attached.push({ name: file.name, text });
+      const text = await shortText(file);
+      if (text === null) {
+        $("attached").hidden = false;
+        $("attached").append(element("li", "quiet", `Reading ${visible(file.name)}…`));
+      }
+      attached.push(text === null ? await readDocument(file) : { name: file.name, text });
     } catch (error) {
-      problems.push(`${file.name} ${error instanceof TypeError ? "is not a UTF-8 text file" : error.message}.`);
+      problems.push(`${file.name} ${error.message.replace(/^data: |\.$/g, "")}.`);
     }
   }
   drawAttached(problems);
+}
+
+// The text of a short file in UTF-8; null for what the server has to read.
+async function shortText(file) {
+  if (file.size > MAX_SIZE || DOCUMENTS.test(file.name)) return null;
+  try {
+    const text = new TextDecoder("utf-8", { fatal: true }).decode(await file.arrayBuffer());
+    return text.includes("\0") ? null : text;
+  } catch {
+    return null;
+  }
+}
+
+async function readDocument(file) {
+  if (file.size > MAX_DOCUMENT) throw new Error("is larger than 32 MiB");
+  if (attached.filter((one) => one.url).length >= MAX_IMAGES) throw new Error(`is more than ${MAX_IMAGES} files`);
+  const data = (await dataUrl(file)).split(",")[1] ?? "";
+  const { url } = await (await send("POST", "/api/v1/documents", { name: file.name.slice(-200), data })).json();
+  return { name: file.name, url };
 }
 
 async function readPicture(file) {
@@ -57,7 +82,7 @@ export function clear() {
 function drawAttached(problems = []) {
   $("attached").hidden = !attached.length && !problems.length;
   $("attached").replaceChildren(
-    ...attached.map((one) => element("li", "", ...(one.url ? [thumbnail(one), " "] : []), visible(one.name) + " ",
+    ...attached.map((one) => element("li", "", ...(one.url ? [thumbnail(one), " "] : []), one.url && isDocument(one.url) ? "" : visible(one.name) + " ",
       button("Remove", () => { attached = attached.filter((other) => other !== one); drawAttached(); $("attach").focus(); }, "Remove " + one.name))),
     ...problems.map((problem) => element("li", "problem", visible(problem))));
 }

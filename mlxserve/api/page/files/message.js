@@ -70,9 +70,9 @@ function drawSoon(message) { // together: each redraw that keeps the reader's pl
   waiting.add(message);
 }
 
-function noteOf({ state, error, stats }) {
+function noteOf({ state, error, stats, cuts }) {
   if (state === "failed") return "✗ " + visible(error);
-  const parts = state in ENDS ? [ENDS[state]] : [];
+  const parts = [ENDS[state], cuts && visible(cuts)].filter(Boolean);
   const { prompt_tokens, cached_tokens, completion_tokens, accepted_tokens, decode_seconds } = stats;
   if (decode_seconds > MIN_SECONDS && completion_tokens > 1)
     parts.push(((completion_tokens - 1) / decode_seconds).toFixed(1) + " tokens/s");

@@ -1,6 +1,7 @@
 // Images of a message: made small enough to be kept, and shown as thumbnails.
 
-import { element } from "./show.js";
+import { element, visible } from "./show.js";
+import { isDocument } from "./tree.js";
 
 const TYPES = ["image/png", "image/jpeg", "image/webp", "image/gif"];
 const MAX_SIZE = 1 << 20; // bytes of what is kept
@@ -25,7 +26,7 @@ export async function picture(file) {
   return { name: file.name, url: urls.find((url) => url.length * 3 / 4 <= MAX_SIZE) ?? urls.at(-1) };
 }
 
-function dataUrl(file) {
+export function dataUrl(file) {
   return new Promise((done, failed) => {
     const reader = new FileReader();
     reader.addEventListener("load", () => done(reader.result));
@@ -35,6 +36,7 @@ function dataUrl(file) {
 }
 
 export function thumbnail({ name, url }) {
+  if (isDocument(url)) return element("span", "document", visible(name));
   const shown = element("img", "thumbnail");
   if (url.startsWith("data:image/")) shown.src = url;
   shown.alt = name || "Image";

@@ -19,6 +19,8 @@ function resultOf({ state, result, images = [] }) {
   return shown.length ? [{ type: "text", text }, ...shown] : text;
 }
 
+export const isDocument = (url) => url.startsWith("data:text/plain;"); // its text; else an image
+
 export class Chat {
   constructor() {
     this.id = null; // the server's, once it is saved
@@ -78,7 +80,8 @@ export class Chat {
   }
 }
 
-const shown = ({ url }) => ({ type: "image_url", image_url: { url } });
+const shown = ({ name, url }) => (isDocument(url)
+  ? { type: "file", file: { filename: name, file_data: url } } : { type: "image_url", image_url: { url } });
 const parts = (content) => (typeof content !== "string" ? content : content ? [{ type: "text", text: content }] : []);
 const joined = (earlier, later) => (typeof earlier === "string" && typeof later === "string"
   ? earlier + "\n\n" + later : [...parts(earlier), ...parts(later)]);
