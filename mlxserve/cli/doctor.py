@@ -66,8 +66,8 @@ def doctor(
         _time_ranks(rank, distributed_backend)
         return
     if hostfile is not None:
-        was_told = run_by_launcher(hostfile, distributed_backend, port)
-        sys.exit(130 if was_told else 0)
+        code = run_by_launcher(hostfile, distributed_backend, port)
+        sys.exit(130 if code is None else code)
     if model is not None and report is None:
         raise InvalidConfig("--model only applies to --report. Add --report, or omit --model.")
     is_well = _diagnose() if report is None else _report(report, model or _DEFAULT_MODEL)

@@ -18,10 +18,12 @@ STOP = b"stop\n"
 _HANDED_ON = ("MLX_METAL_FAST_SYNCH",)
 
 
-def run_by_launcher(hostfile: str, backend: str, port: int, stop: bytes | None = None) -> bool:
+def run_by_launcher(
+    hostfile: str, backend: str, port: int, stop: bytes | None = None
+) -> int | None:
     """Run this command with mlx.launch on every machine of `hostfile`.
 
-    Returns whether a signal ended it. A signal ends mlx.launch at once and leaves its ranks behind.
+    Returns the exit code of mlx.launch; None if a signal ended it. A signal ends mlx.launch at once and leaves its ranks behind.
     So this process takes the signals, and writes `stop` to the stdin of mlx.launch, which passes it
     on to all ranks. The next signal kills the ranks of this machine, and so does the first if
     `stop` is None; the others end without them.
@@ -54,9 +56,11 @@ def run_by_launcher(hostfile: str, backend: str, port: int, stop: bytes | None =
     if num_signals:
         os.killpg(process.pid, signal.SIGKILL)
     launched.append(process)
-    process.wait()
+    code = process.wait()
     launched.clear()
-    return num_signals > 0
+    assert process.stdin is not None
+    process.stdin.close()
+    return None if num_signals else code
 
 
 def _launcher_command(hostfile: str, backend: str, port: int) -> list[str]:

@@ -149,13 +149,13 @@ def _join_ranks(config: EngineConfig) -> None:
 
         run_worker(config)
     if rank is None and config.hostfile is not None:
-        was_told = run_by_launcher(
+        code = run_by_launcher(
             config.hostfile, config.distributed_backend, config.master_port + 1, STOP
         )
         # mlx.launch does not say how its ranks ended.
-        if not was_told:
+        if code is not None:
             print_error("the ranks have ended by themselves.")
-        sys.exit(0 if was_told else RANKS_ENDED)
+        sys.exit(0 if code is None else RANKS_ENDED)
 
 
 def _with_server_defaults(config: EngineConfig) -> EngineConfig:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.commands import Run
+
 
 @pytest.mark.parametrize("of_the_user", [None, "1"])
 def test_every_rank_hands_over_from_gpu_to_cpu_as_this_machine_is_told_to(
@@ -36,3 +38,15 @@ def test_every_rank_hands_over_from_gpu_to_cpu_as_this_machine_is_told_to(
     assert options[:2] == ["--hostfile", str(hosts)]
     given = [options[at + 1] for at, name in enumerate(options) if name == "--env"]
     assert given == ([] if of_the_user is None else [f"MLX_METAL_FAST_SYNCH={of_the_user}"])
+
+
+@pytest.mark.parametrize("code", [0, 2])
+def test_doctor_ends_with_the_exit_code_of_the_launcher(
+    code: int, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hosts, launcher = tmp_path / "hosts.json", tmp_path / "mlx.launch"
+    hosts.write_text("{")
+    launcher.write_text(f"#!/bin/sh\nexit {code}\n")
+    launcher.chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    assert run("doctor", "--hostfile", str(hosts)).code == code
