@@ -10,8 +10,8 @@ import pytest
 from mlxserve.api.access.names import host_name, is_of_app
 from mlxserve.chat.registry.keep_alive import keep_alive_seconds
 from mlxserve.hub.gguf_places import hub_reference
+from mlxserve.images.data_urls import file_of_data_url
 from mlxserve.images.domains import AllowedDomains
-from mlxserve.images.sources import file_of_data_url
 from mlxserve.system import addresses
 from mlxserve.system.files import own_json
 from tests.linear import grows_in_lines, grows_in_time

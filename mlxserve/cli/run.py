@@ -2,7 +2,6 @@
 
 # Annotations are read by typer at run time, so this file does not postpone them.
 
-import asyncio
 import base64
 import os
 import re
@@ -22,14 +21,14 @@ from mlxserve.cli.own_key import has_key
 from mlxserve.cli.piped import piped_text
 from mlxserve.cli.remote import stream
 from mlxserve.cli.running_servers import RunningServer, newest_server, served_name
-from mlxserve.cli.settings import Settings
+from mlxserve.cli.settings import Settings, flag_of
 from mlxserve.cli.streams import print_safe
 from mlxserve.cli.terminal import run_terminal
 from mlxserve.core.config import EngineConfig
 from mlxserve.core.errors import InvalidParameter, InvalidRequest, ModelNotFound
 from mlxserve.core.sampling_params import SamplingParams
-from mlxserve.images.sources import data_url
-from mlxserve.text.documents.placement import NOT_ALL_READ
+from mlxserve.images.data_urls import data_url
+from mlxserve.text.documents.document import NOT_ALL_READ
 from tui.chat.sampling import HIGHEST_TEMPERATURE
 
 if TYPE_CHECKING:
@@ -105,7 +104,12 @@ def run(
         "stop_on_repetition": True,
     }
     params = {name: value for name, value in options.items() if value is not None}
-    refuse_bad(params)
+    try:
+        refuse_bad(params)
+    except InvalidParameter as error:
+        raise InvalidRequest(
+            f"{flag_of(error.name)}{str(error).removeprefix(error.name)}"
+        ) from error
     documents = _documents(file or ())
     server = None if own else _server(settings, config)
     as_part = _as_path if server is None else _as_url
@@ -280,6 +284,8 @@ def _answer_here(
     adapter: str | None,
 ) -> str:
     """Load the model and print its answer; return a line about its speed."""
+    import asyncio
+
     model = build(config)
     try:
         return asyncio.run(_stream_answer(model.with_adapter(adapter), messages, params))
@@ -300,6 +306,8 @@ def whole_prompt(prompt: str | None) -> str:
 async def _stream_answer(
     model: "TextModel", messages: Sequence[Mapping[str, Any]], overrides: Mapping[str, Any]
 ) -> str:
+    import asyncio
+
     writer = model.require_writer()
     params = replace(model.default_params, **overrides)
     if isinstance(messages[-1]["content"], list):

@@ -158,7 +158,8 @@ class Settings:
             key: value for key, value in self._given.items() if is_first or key not in _OF_FIRST
         }
         over = {key: value for key, value in of_all.items() if not value.is_of_file}
-        values = {**of_all, **table, **over, "model": table.get("model", Given(name, ""))}
+        source = self._given["model"].source if is_named else ""
+        values = {**of_all, **table, **over, "model": table.get("model", Given(name, source))}
         return ModelSettings(
             _built(EngineConfig, values),
             _built(ModelOptions, table),
@@ -179,16 +180,28 @@ def _built(schema: type[T], given_values: Mapping[str, Given]) -> T:
     try:
         return schema().with_options(**values)
     except InvalidConfig as error:
-        value = given_values.get(error.option or "")
-        if value is None or not value.source:
+        name = error.option or ""
+        value = given_values.get(name)
+        if value is None:
             raise
-        raise InvalidConfig(f"{error} ({value.source})", option=error.option) from error
+        if value.source:
+            raise InvalidConfig(f"{error} ({value.source})", option=name) from error
+        said = str(error)
+        if not said.startswith(f"{name} "):
+            raise
+        # In the words of who typed it.
+        raise InvalidConfig(flag_of(name) + said.removeprefix(name), option=name) from error
 
 
 def _as_declared(value: Any, option: NamedOption) -> Any:
     """Convert a value to the option's type; a duration may be a number of seconds."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return str(value) if is_number and option.declared.unit == "duration" else value
+
+
+def flag_of(name: str) -> str:
+    """Return an option's flag."""
+    return f"--{name.replace('_', '-')}"
 
 
 def several(value: Any) -> tuple[Any, ...]:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 from functools import partial
+from typing import TYPE_CHECKING
 
 from mlxserve.core.errors import InvalidRequest
 from mlxserve.helpers.work import RunFairly, RunsIn, Work
+from mlxserve.images.data_urls import file_of_data_url
 from mlxserve.images.decode import ImageDecoder, image_decoder
 from mlxserve.images.image import Image
-from mlxserve.images.remote import RemoteFiles, TakeMemory
+
+if TYPE_CHECKING:
+    # It imports httpx, a tenth of a second.
+    from mlxserve.images.remote import RemoteFiles, TakeMemory
 
 OPTION = "--allow-remote-images"
 _FETCH_SECONDS = 1.0  # until a usual server has sent a file
 _BASE64_PER_SECOND = 50_000_000  # characters
-_URL_SAFE = str.maketrans("-_", "+/")
 
 
 class ImageSources:
@@ -63,20 +65,3 @@ class ImageSources:
             )
         fetching = partial(self._remote.fetch, source, take)
         return await run_fairly(Work(_FETCH_SECONDS, fetching, RunsIn.LOOP))
-
-
-def data_url(content: str, media_type: str = "") -> str:
-    """Make a data URL of bare base64."""
-    return f"data:{media_type};base64,{content}"
-
-
-def file_of_data_url(url: str) -> bytes:
-    """Decode a data URL. Raises InvalidRequest, whose message ends a sentence about the image."""
-    parameters, comma, text = url.partition(",")
-    if not comma or not parameters.rstrip().lower().endswith(";base64"):
-        raise InvalidRequest('is in a data: URL without ";base64," before its content')
-    text = "".join(text.split()).translate(_URL_SAFE).rstrip("=")
-    try:
-        return base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise InvalidRequest("is not valid base64") from error

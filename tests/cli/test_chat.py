@@ -13,7 +13,7 @@ import pytest
 from mlxserve.api.access.keys import KeyFile, Scope, usual_file
 from mlxserve.cli.own_key import OwnKey
 from mlxserve.cli.running_servers import registered
-from mlxserve.images.sources import file_of_data_url
+from mlxserve.images.data_urls import file_of_data_url
 from tests.cli.commands import Run, error_line, python
 
 

@@ -60,12 +60,12 @@ def test_help_imports_neither_mlx_nor_a_server() -> None:
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["serve", "--page-size", "7"], "page_size must be one of"),
-        (["serve", "--gpu-memory-utilization", "2"], "gpu_memory_utilization"),
+        (["serve", "--page-size", "7"], "--page-size must be one of"),
+        (["serve", "--gpu-memory-utilization", "2"], "--gpu-memory-utilization must"),
         (["serve", "--model", "./no such folder"], "no such folder"),
         (["serve", "--host", "0.0.0.0"], "mlxserve key create"),
         (["serve", "--port", "65536"], "port must be a whole number from 0 to 65535"),
-        (["serve", "--log-level", "x"], "log_level must be one of"),
+        (["serve", "--log-level", "x"], "--log-level must be one of"),
         (["serve", "--config", "/nonexistent.toml"], "cannot be read"),
         (["serve", "--host", "203.0.113.7", "--api-key-file", "/nonexistent"], "cannot be read"),
         (["serve", "--allowed-origin", "x"], "not an origin"),
@@ -73,7 +73,7 @@ def test_help_imports_neither_mlx_nor_a_server() -> None:
         (["run", ""], "There is no prompt"),
         (["run"], "There is no prompt"),
         (["chat", "--url", "http://127.0.0.1:1", "--num-pages", "5"], "--num-pages"),
-        (["chat", "--page-size", "7"], "page_size must be one of"),
+        (["chat", "--page-size", "7"], "--page-size must be one of"),
     ],
 )
 def test_a_users_mistake_is_one_line_and_exit_code_1(args: list[str], words: str, run: Run) -> None:

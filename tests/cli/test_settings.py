@@ -134,10 +134,15 @@ def test_a_rule_about_two_options_names_where_the_one_to_change_was_set(home: Pa
         build_all()
 
 
-def test_a_mistake_in_a_flag_names_no_source() -> None:
-    with pytest.raises(InvalidConfig) as caught:
+def test_a_mistake_in_a_flag_names_the_flag() -> None:
+    with pytest.raises(InvalidConfig, match=r"^--page-size must be one of .*got 7$"):
         read({"page_size": 7}).build(EngineConfig)
-    assert str(caught.value).endswith("got 7")
+
+
+def test_a_model_that_is_no_text_names_its_file(home: Path) -> None:
+    (home / "config.toml").write_text("model = 3\n")
+    with pytest.raises(InvalidConfig, match=r"model must be non-empty text, got 3 .*config.toml"):
+        read().models()
 
 
 def test_a_file_that_is_named_must_exist(tmp_path: Path) -> None:

@@ -11,9 +11,10 @@ import pytest
 
 from mlxserve.core.errors import InvalidRequest
 from mlxserve.helpers.work import Work
+from mlxserve.images.data_urls import data_url, file_of_data_url
 from mlxserve.images.decode import ImageDecoder
 from mlxserve.images.image import Image
-from mlxserve.images.sources import ImageSources, data_url, file_of_data_url
+from mlxserve.images.sources import ImageSources
 from tests.images.files import file_of, picture
 
 T = TypeVar("T")

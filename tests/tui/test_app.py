@@ -17,7 +17,7 @@ from textual.widgets import OptionList
 from mlxserve.history.messages import Role, State
 from mlxserve.history.store import Store
 from mlxserve.hub.model_choices import Downloaded, Model, ModelCatalog, ModelOrigin
-from mlxserve.text.documents.placement import NOT_ALL_READ
+from mlxserve.text.documents.document import NOT_ALL_READ
 from tests.images.files import file_of, picture
 from tests.tui import scripts
 from tests.tui.chats_on_disk import branch, delete_chat, write_chat

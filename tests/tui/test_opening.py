@@ -117,7 +117,7 @@ def test_a_signal_before_the_app_runs_restores_the_terminal(
     ("flags", "words", "code"),
     [
         (("--nonsense",), "No such option: --nonsense", 2),
-        (("--page-size", "7"), "error: page_size must be one of", 1),
+        (("--page-size", "7"), "error: --page-size must be one of", 1),
     ],
 )
 def test_an_invalid_flag_is_reported_on_the_normal_screen(

@@ -22,7 +22,7 @@ from mlxserve.api.bodies.thinking import Effort, ThinkingOptions, thinking_optio
 from mlxserve.api.bodies.tools import Name, ToolChoiceField, definition_of, turn_of
 from mlxserve.api.model_names import ModelNames
 from mlxserve.core.sampling_params import SamplingParams
-from mlxserve.images.sources import data_url
+from mlxserve.images.data_urls import data_url
 from mlxserve.text.conversation import (
     ASSISTANT,
     PARAGRAPH,

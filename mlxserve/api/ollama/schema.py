@@ -35,7 +35,7 @@ from mlxserve.api.bodies.tools import Tools, definitions_of, left_out, turn_of
 from mlxserve.api.errors import ApiError
 from mlxserve.api.model_names import ModelNames
 from mlxserve.core.sampling_params import SamplingParams, Structure, StructureKind
-from mlxserve.images.sources import data_url
+from mlxserve.images.data_urls import data_url
 from mlxserve.text.controls import SWITCH
 from mlxserve.text.conversation import PARAGRAPH, Conversation, Message, SentImage
 from mlxserve.text.parsing.turn import AssistantTurn

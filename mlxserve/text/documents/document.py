@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
 
+NOT_ALL_READ = "were read: the rest does not fit the context"  # of a note about a document
 PAGE_END = "\f"  # between pages, as pdftotext writes it
 FOLDER_END = "/"  # of the name of a folder, whose parts are files
 _PART_SIZE = 2_000  # characters of a part of a text without pages, at least

@@ -17,7 +17,7 @@ from mlxserve.helpers.errors import HelperKilled, JobFailed, KillReason
 from mlxserve.helpers.fair_executor import MEDIUM_SECONDS, Lane, lane_of
 from mlxserve.helpers.helper import BEHIND_THE_ENGINE, Helper
 from mlxserve.helpers.work import RunFairly, RunsIn, Work
-from mlxserve.images.sources import file_of_data_url
+from mlxserve.images.data_urls import file_of_data_url
 from mlxserve.system.owned_cache import OwnedCache
 from mlxserve.text.documents.document import Document
 from mlxserve.text.documents.plain_text import checked_text, decode_text

@@ -10,7 +10,7 @@ from starlette.testclient import TestClient
 
 from mlxserve.api.native.chats import MAX_IMAGE, ImageFields
 from mlxserve.api.page import documents
-from mlxserve.images.sources import file_of_data_url
+from mlxserve.images.data_urls import file_of_data_url
 from tests.text.documents.files import pdf
 
 DOCUMENTS = "/api/v1/documents"
