@@ -11,6 +11,7 @@ import sys
 from contextlib import closing, nullcontext
 from typing import TYPE_CHECKING, NoReturn
 
+from mlxserve.cli import menu
 from mlxserve.cli.streams import print_error, print_safe
 from mlxserve.core.errors import MlxServeError
 
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
 def main() -> NoReturn:
     """The console script. An error the user can act on is printed in one line, no traceback."""
     try:
+        if menu.is_wanted(sys.argv[1:]):
+            sys.argv += (words := menu.choose())
+            if not words:
+                sys.exit(0)
         frame = _first_frame()
         with nullcontext() if frame is None else closing(frame):
             _run(frame)

@@ -49,6 +49,17 @@ _OTHER_NAMES = {
 }
 
 
+# What other tools have as commands, and where it is here.
+_ELSEWHERE = {
+    "version": "Run `mlxserve --version`.",
+    "config": "Settings are in ~/.config/mlxserve/config.toml, and `mlxserve use MODEL` writes the model there.",
+    "update": "Get the new version of the checkout (`git pull`), and run `uv tool install --reinstall .` in it.",
+    "create": "Models are files: `mlxserve pull MODEL` gets one, and `mlxserve serve FOLDER` takes any folder.",
+    "push": "mlxserve uploads nothing.",
+}
+_ELSEWHERE["settings"], _ELSEWHERE["upgrade"] = _ELSEWHERE["config"], _ELSEWHERE["update"]
+
+
 # Characters of a command's help: it is wrapped, not cut.
 _WHOLE = 200
 
@@ -74,6 +85,12 @@ class Commands(TyperGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         return super().get_command(ctx, _OTHER_NAMES.get(cmd_name, cmd_name))
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the command; say where it is what is none here."""
+        if args and args[0] in _ELSEWHERE:
+            ctx.fail(f"No such command {args[0]!r}. {_ELSEWHERE[args[0]]}")
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the commands by groups, each with the whole first sentence of its help."""

@@ -93,6 +93,9 @@ def test_a_users_mistake_shows_no_traceback() -> None:
         (["serve", "--port", "x"], "Invalid value for '--port': give a whole number."),
         (["serve", "--no-such-flag"], "No such option: --no-such-flag"),
         (["fly"], "No such command 'fly'"),
+        (["version"], "Run `mlxserve --version`."),
+        (["upgrade"], "uv tool install --reinstall ."),
+        (["config", "set", "a", "b"], "~/.config/mlxserve/config.toml"),
     ],
 )
 def test_a_wrong_flag_is_a_usage_error(args: list[str], words: str, run: Run) -> None:
