@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from mlxserve.chat.prefix_store import prefix_files
+from mlxserve.cli.completion import models_here
 from mlxserve.cli.streams import print_safe
 from mlxserve.core.errors import InvalidRequest
 from mlxserve.disk.files import FoundFile, model_folders, model_of, scan
@@ -31,7 +32,10 @@ Folder = Annotated[
         help="Folder of the disk cache; by default mlxserve/pages in the user's cache folder.",
     ),
 ]
-Model = Annotated[str | None, typer.Option("--model", "-m", help="Only the pages of this model.")]
+Model = Annotated[
+    str | None,
+    typer.Option("--model", "-m", help="Only the pages of this model.", autocompletion=models_here),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mlxserve.cli.completion import models_here
 from mlxserve.cli.ranks import run_by_launcher
 from mlxserve.cli.streams import print_safe
 from mlxserve.core.errors import InvalidConfig, MlxServeError
@@ -38,7 +39,8 @@ def doctor(
         str | None,
         typer.Option(
             help="With --report: the model to measure, a folder or a repository id. Default: "
-            f"{_DEFAULT_MODEL}, random weights."
+            f"{_DEFAULT_MODEL}, random weights.",
+            autocompletion=models_here,
         ),
     ] = None,
     hostfile: Annotated[

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from mlxserve.cli.completion import served_models
+from mlxserve.cli.piped import piped_text
 from mlxserve.cli.remote import Url, ask, url_of
 from mlxserve.cli.streams import print_safe
 from mlxserve.core.errors import InvalidRequest
@@ -18,7 +20,13 @@ def embed(
         list[str] | None, typer.Argument(help="The texts; without one, each line of stdin is one.")
     ] = None,
     model: Annotated[
-        str | None, typer.Option("--model", "-m", help="The model; by default the server's first.")
+        str | None,
+        typer.Option(
+            "--model",
+            "-m",
+            help="The model; by default the server's first.",
+            autocompletion=served_models,
+        ),
     ] = None,
     url: Url = None,
 ) -> None:
@@ -26,7 +34,7 @@ def embed(
     if not texts:
         if sys.stdin.isatty():
             raise InvalidRequest("There is no text. Pass one as an argument, or pipe lines in.")
-        texts = [line for line in sys.stdin.read().splitlines() if line.strip()]
+        texts = [line for line in piped_text().splitlines() if line.strip()]
     if not texts:
         raise InvalidRequest("There is no text: stdin is empty.")
     base = url_of(url, model)

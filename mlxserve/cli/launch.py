@@ -21,6 +21,7 @@ from typing import Annotated
 import typer
 
 from mlxserve.cli.agents import AGENTS, Agent, AgentSession, AgentTarget, agent_effort
+from mlxserve.cli.completion import served_models
 from mlxserve.cli.options import SCHEMAS
 from mlxserve.cli.own_key import key_for
 from mlxserve.cli.remote import Url, ask, url_of
@@ -46,7 +47,8 @@ def launch(
     model: Annotated[
         str | None,
         typer.Option(
-            help="The model to use; by default that of `mlxserve use`, if the server has it, or its first."
+            help="The model to use; by default that of `mlxserve use`, if the server has it, or its first.",
+            autocompletion=served_models,
         ),
     ] = None,
     dry_run: Annotated[

@@ -17,10 +17,10 @@ def piped_text() -> str:
 
     data: bytes = buffer.read()
     if data.startswith(b"%PDF-"):
-        raise InvalidRequest("stdin is a PDF file. Give its path with -f instead.")
+        raise InvalidRequest("stdin is a PDF file, not text. `mlxserve run -f FILE` reads one.")
     try:
         return decode_text(data).replace("\r\n", "\n")
     except ValueError as error:
         raise InvalidRequest(
-            f"stdin {error}. Give a file with -f, or an image with --image."
+            f"stdin {error}. `mlxserve run` takes documents with -f, and images with --image."
         ) from error

@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 import typer
 
+from mlxserve.cli.piped import piped_text
 from mlxserve.cli.remote import Url, ask
 from mlxserve.cli.streams import print_safe
 from mlxserve.core.errors import InvalidRequest
@@ -87,7 +88,7 @@ def _path(name: str) -> str:
 def _text(file: Path | None) -> str:
     """Read the prefix's text. Raises InvalidRequest."""
     try:
-        text = sys.stdin.read() if file in (None, Path("-")) else file.read_text(encoding="utf-8")
+        text = piped_text() if file in (None, Path("-")) else file.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise InvalidRequest(f"The prefix's text cannot be read: {error}") from error
     if not text:

@@ -80,8 +80,17 @@ def test_models_that_run_are_completed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_models_name_is_completed_where_one_is_wanted(
     completed: Callable[[str], set[str]],
 ) -> None:
-    for line in ["run", "serve --port 1 -m"]:
-        assert completed(f"mlxserve {line} mlxserve-") == {"mlxserve-mini"}
+    for line in ["run", "serve --port 1 -m", "show", "cache clear -m", "doctor --model"]:
+        assert completed(f"mlxserve {line} mlxserve-") == {"mlxserve-mini"}, line
+
+
+def test_a_servers_model_is_completed_where_a_server_is_asked(
+    completed: Callable[[str], set[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = RunningServer(1, "http://127.0.0.1:1", "org/one", 0.0)
+    monkeypatch.setattr(running_servers, "running_servers", lambda: [running])
+    for line in ["embed -m", "launch claude --model", "stop"]:
+        assert completed(f"mlxserve {line} org/") == {"org/one"}, line
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed; not run")

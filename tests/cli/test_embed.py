@@ -41,6 +41,7 @@ def test_each_text_gets_a_line(
 def test_no_text_is_a_mistake(run: Run) -> None:
     assert "There is no text" in error_line(run("embed"))
     assert "There is no text" in error_line(run("embed", stdin=None))
+    assert "stdin is not text" in error_line(run("embed", stdin=b"\0\1"))
 
 
 def test_a_text_that_is_not_unicode_is_sent_with_the_replacement_character(

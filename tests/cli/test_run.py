@@ -319,7 +319,8 @@ def test_piped_text_is_read_in_any_encoding(
 
 
 @pytest.mark.parametrize(
-    ("data", "words"), [(b"%PDF-1.7 \xff", "stdin is a PDF file."), (b"\0\1", "stdin is not text.")]
+    ("data", "words"),
+    [(b"%PDF-1.7 \xff", "stdin is a PDF file, not text."), (b"\0\1", "stdin is not text.")],
 )
 def test_piped_data_that_is_no_text_is_named(run: Run, data: bytes, words: str) -> None:
     assert words in error_line(run("run", "What?", stdin=data))
