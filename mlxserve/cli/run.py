@@ -62,7 +62,7 @@ def run(
             "--file",
             "-f",
             metavar="PATH",
-            help="PDF, DOCX, HTML or text file, or a folder, that the prompt is about; may be repeated.",
+            help="A PDF, DOCX, HTML or text, or a folder.",
         ),
     ] = None,
     system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
@@ -74,9 +74,7 @@ def run(
     stats: Annotated[
         bool, typer.Option("--stats", help="Print speed and cached tokens to stderr.")
     ] = False,
-    own: Annotated[
-        bool, typer.Option("--own", help="Load the model here even if a server of yours has it.")
-    ] = False,
+    own: Annotated[bool, typer.Option("--own", help="Load the model here in any case.")] = False,
 ) -> None:
     """Answer one prompt on the terminal or in a pipe; without one, open the chat.
 
@@ -225,7 +223,7 @@ def _server(settings: Settings, config: EngineConfig) -> RunningServer | None:
     """Return the running server to use; None to load the model in this process."""
     if settings.file is not None or set(settings.flags) - {"model"}:
         return None
-    return newest_server(config.model, has_key=has_key)
+    return newest_server(config.model, has_key=has_key, takes_private=True)
 
 
 def _adapter(settings: Settings, config: EngineConfig) -> str | None:

@@ -34,6 +34,7 @@ class RunningServer:
     needs_key: bool = False
     others: tuple[str, ...] = ()  # models beside it
     adapters: tuple[str, ...] = ()  # MODEL:NAME, of any of them
+    is_private: bool = False  # of a chat, with which it ends
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -43,9 +44,17 @@ class RunningServer:
 
 @contextmanager
 def registered(
-    url: str, models: Sequence[str], adapters: Sequence[str] = (), *, needs_key: bool
+    url: str,
+    models: Sequence[str],
+    adapters: Sequence[str] = (),
+    *,
+    needs_key: bool,
+    is_private: bool = False,
 ) -> Iterator[None]:
-    """Register this process as a server, if the folder is writable."""
+    """Register this process as a server, if the folder is writable.
+
+    is_private: it ends with the chat that started it
+    """
     import psutil
 
     started = psutil.Process().create_time()
@@ -57,6 +66,7 @@ def registered(
         needs_key,
         tuple(models[1:]),
         tuple(adapters),
+        is_private,
     )
     file = _folder() / f"{server.pid}.json"
     try:
@@ -85,14 +95,19 @@ def running_servers() -> list[RunningServer]:
 
 
 def newest_server(
-    model: str | None = None, *, has_key: Callable[[], bool] = lambda: True
+    model: str | None = None,
+    *,
+    has_key: Callable[[], bool] = lambda: True,
+    takes_private: bool = False,
 ) -> RunningServer | None:
     """Return the newest server that serves the model; None if there is none.
 
     has_key: called for a server that needs an API key; True if it can be used
+    takes_private: also the server of an open chat, if there is no other; it may end at any time
     """
-    for server in reversed(running_servers()):
-        if not serves(server, model):
+    newest = sorted(running_servers(), key=lambda one: (one.is_private, -one.started))
+    for server in newest:
+        if (server.is_private and not takes_private) or not serves(server, model):
             continue
         # It needed one at its start; the last may be revoked by now.
         if not server.needs_key or has_key() or _answers_without_key(server):
@@ -163,6 +178,7 @@ def _read(file: Path) -> RunningServer | None:
         return None
     words = (server.url, *server.names)
     are_words = all(isinstance(word, str) for word in words)
+    are_words &= isinstance(server.is_private, bool)
     are_numbers = isinstance(server.pid, int) and isinstance(server.started, int | float)
     return server if are_words and are_numbers and 0 < server.pid < _MAX_PID else None
 

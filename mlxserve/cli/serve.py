@@ -8,7 +8,6 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from types import FrameType
 from typing import Annotated, NoReturn
@@ -117,15 +116,12 @@ def _serve(
         _keep_what_is_loaded()
         needs_key = access.keyring().is_locked
         try:
-            with (
-                nullcontext()
-                if is_private
-                else registered(
-                    url,
-                    [model.name for model in registry.models],
-                    [name for model in registry.models for name in model.names[1:]],
-                    needs_key=needs_key,
-                )
+            with registered(
+                url,
+                [model.name for model in registry.models],
+                [name for model in registry.models for name in model.names[1:]],
+                needs_key=needs_key,
+                is_private=is_private,
             ):
                 return running.run(listener)
         finally:

@@ -53,6 +53,7 @@ def ps(json: Json = False) -> None:
         age = f"{minutes // 60} h {minutes % 60:02d} min" if minutes >= 60 else f"{minutes} min"
         print_safe(
             f"{server.url:28} {server.model:40} pid {server.pid:<8} {age:>12}  {_words(activity)}"
+            f"{', of an open chat' if server.is_private else ''}"
         )
         for model in activity.get("models", ()):
             print_safe(f"  {model['id']:46} {_model_line(model)}")
@@ -119,7 +120,10 @@ def _chosen(which: str | None, *, every: bool) -> Sequence[RunningServer]:
         server: (server.url, server.url.rpartition(":")[2], server.model, str(server.pid))
         for server in servers
     }
-    matches = [server for server in servers if which is None or which.rstrip("/") in names[server]]
+    # A chat's server is stopped by its name, with all, or if there is no other.
+    unnamed = [server for server in servers if not server.is_private] or servers
+    matches = [server for server in servers if which and which.rstrip("/") in names[server]]
+    matches = unnamed if which is None else matches
     if len(matches) == 1:
         return matches
     listed = ", ".join(f"{server.url} ({server.model})" for server in servers)

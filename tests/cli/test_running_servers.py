@@ -37,6 +37,10 @@ def put(home: Path, **fields: object) -> Path:
     return file
 
 
+def _begin_of(pid: int) -> float:
+    return psutil.Process(pid).create_time()
+
+
 def test_a_server_is_found_while_it_runs(home: Path) -> None:
     assert running_servers() == []
     with registered("http://0.0.0.0:8000", ["small"], needs_key=True):
@@ -106,6 +110,21 @@ def test_the_oldest_comes_first(home: Path) -> None:
     finally:
         child.kill()
         child.communicate()
+
+
+def test_a_chats_server_is_listed_and_asked_only_where_no_other_has_the_model(home: Path) -> None:
+    started = psutil.Process().create_time()
+    put(home, model="shared")
+    put(home, pid=os.getppid(), model="chats", is_private=True, started=_begin_of(os.getppid()))
+    assert {server.model for server in running_servers()} == {"shared", "chats"}
+    assert newest_server("chats") is None
+    private = newest_server("chats", takes_private=True)
+    assert private is not None
+    assert private.is_private
+    put(home, model="chats", started=started)
+    other = newest_server("chats", takes_private=True)
+    assert other is not None
+    assert not other.is_private
 
 
 def test_a_folder_that_cannot_be_written_stops_no_server(home: Path) -> None:

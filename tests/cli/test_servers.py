@@ -11,6 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
+from mlxserve.cli import servers
+from mlxserve.cli.running_servers import RunningServer
 from tests.cli.commands import CommandResult, Run, error_line, mlxserve
 
 MODEL = "mlxserve-mini"
@@ -124,10 +126,40 @@ def test_one_of_several_models_is_listed_and_unloaded_and_comes_back(
         (("-m", MODEL, "-m", "smollm2", "--alias", "smollm2"), "Two models are called 'smollm2'"),
         (("-m", MODEL, "-m", "./no-such-folder"), "no-such-folder"),
         (("-m", MODEL, "-m", "smollm2", "-tp", "2"), "Several ranks serve one model"),
-        (("--keep-alive", "soon"), "keep_alive must be a number of seconds or a duration"),
+        (("--keep-alive", "soon"), "--keep-alive must be a number of seconds or a duration"),
     ],
 )
 def test_models_that_cannot_be_served_together_are_one_line(
     home: Home, options: tuple[str, ...], says: str
 ) -> None:
     assert says in error_line(home.run("serve", "--port", "0", *options))
+
+
+def test_stop_leaves_a_chats_server_unless_it_is_meant(monkeypatch: pytest.MonkeyPatch) -> None:
+    shared = RunningServer(1, "http://127.0.0.1:1", "shared", 0.0)
+    chats = RunningServer(2, "http://127.0.0.1:2", "chats", 0.0, is_private=True)
+    ended: list[int] = []
+    there = [shared, chats]
+
+    def end(pid: int, _signal: int) -> None:
+        ended.append(pid)
+        there[:] = [server for server in there if server.pid != pid]
+
+    monkeypatch.setattr(servers, "running_servers", lambda: list(there))
+    monkeypatch.setattr("mlxserve.cli.servers.os.kill", end)
+    servers.stop()
+    assert ended == [1]
+    servers.stop()
+    assert ended == [1, 2], "there was no other"
+    there[:], ended[:] = [shared, chats], []
+    servers.stop("2")
+    assert ended == [2]
+    there[:], ended[:] = [shared, chats], []
+    servers.stop(every=True)
+    assert sorted(ended) == [1, 2]
+
+
+def test_ps_says_which_server_is_a_chats(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    chats = RunningServer(2, "http://127.0.0.1:2", "chats", 0.0, is_private=True)
+    monkeypatch.setattr(servers, "running_servers", lambda: [chats])
+    assert "of an open chat" in run("ps").out
