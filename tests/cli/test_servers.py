@@ -135,6 +135,30 @@ def test_models_that_cannot_be_served_together_are_one_line(
     assert says in error_line(home.run("serve", "--port", "0", *options))
 
 
+@pytest.mark.long
+def test_a_document_is_computed_once_for_all_questions_also_after_a_restart(
+    home: Home, tmp_path: Path
+) -> None:
+    file = tmp_path / "contract.txt"
+    file.write_text("".join(f"Paragraph {n} says that pages stay.\n" for n in range(50)))
+
+    def asked(question: str, *flags: str) -> float:
+        done = mlxserve("run", "-f", str(file), question, "--stats", "--max-tokens", "2", *flags)
+        assert done.code == 0, done.err
+        found = re.search(r"prompt (\d+) tokens \((\d+) cached\)", done.err)
+        assert found is not None
+        return int(found[2]) / int(found[1])
+
+    disk = ("--disk-cache-size", "1", "--disk-cache-dir", str(tmp_path / "pages"))
+    home.start(*disk)
+    assert asked("When does it end?") == 0
+    assert asked("Who signed it?") >= 0.95
+    assert asked("What is paragraph 7?", "--system", "It is Monday.") >= 0.95
+    assert home.run("stop").code == 0
+    home.start(*disk)
+    assert asked("Where is it?") >= 0.95
+
+
 def test_stop_leaves_a_chats_server_unless_it_is_meant(monkeypatch: pytest.MonkeyPatch) -> None:
     shared = RunningServer(1, "http://127.0.0.1:1", "shared", 0.0)
     chats = RunningServer(2, "http://127.0.0.1:2", "chats", 0.0, is_private=True)
