@@ -79,11 +79,12 @@ def with_documents(
     messages = conversation.messages
     num_first = sum(1 for _ in takewhile(lambda each: each.role != ASSISTANT, messages))
     first = [excerpts[sent] for message in messages[:num_first] for sent in message.documents]
-    rest = [_with_own(message, excerpts) for message in messages[num_first:]]
+    seen = {excerpt.text for excerpt in first}
+    rest = [_with_own(message, excerpts, seen) for message in messages[num_first:]]
     opening = [replace(message, documents=()) for message in messages[:num_first]]
     if not first:
         return replace(conversation, messages=tuple(opening + rest))
-    before = Message(role=SYSTEM, text=_text_of(first))
+    before = Message(role=SYSTEM, text=_text_of(first, set()))
     if opening[0].role == SYSTEM:
         opening[0] = opening[0].after(before)
     else:
@@ -91,16 +92,23 @@ def with_documents(
     return replace(conversation, messages=tuple(opening + rest))
 
 
-def _with_own(message: Message, excerpts: Mapping[SentDocument, Excerpt]) -> Message:
+def _with_own(
+    message: Message, excerpts: Mapping[SentDocument, Excerpt], seen: set[str]
+) -> Message:
     if not message.documents:
         return message
-    own = Message(role=message.role, text=_text_of([excerpts[each] for each in message.documents]))
-    return replace(message, documents=()).after(own)
+    own = [excerpts[each] for each in message.documents]
+    before = Message(role=message.role, text=_text_of(own, seen))
+    return replace(message, documents=()).after(before)
 
 
-def _text_of(excerpts: Iterable[Excerpt]) -> str:
-    """Each text once, whatever the names of its files are."""
+def _text_of(excerpts: Iterable[Excerpt], seen: set[str]) -> str:
+    """Each text once, whatever the names of its files are.
+
+    seen: texts that stand before these already; gets these as well
+    """
     excerpts = list(dict.fromkeys(excerpts))
-    texts = dict.fromkeys(excerpt.text for excerpt in excerpts)
+    texts = [text for text in dict.fromkeys(each.text for each in excerpts) if text not in seen]
+    seen.update(texts)
     titles = " ".join(dict.fromkeys(excerpt.title for excerpt in excerpts))
     return PARAGRAPH.join([*texts, f"{titles} {_ABOUT}"])

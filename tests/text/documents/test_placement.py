@@ -61,6 +61,17 @@ def test_a_document_that_is_sent_twice_stands_there_once_with_both_names() -> No
     assert "is b.pdf." in first
 
 
+def test_a_document_that_is_sent_again_is_only_named() -> None:
+    answer = {"role": "assistant", "content": "In May."}
+    again = asked("Sure?", part(CONTRACT, "again.pdf"))
+    conversation = placed(asked("When?", part(CONTRACT)), answer, again, answer, again)
+    everything = "".join(text for _, text in texts(conversation))
+    assert everything.count("It ends in May.") == 1
+    for message in (conversation.messages[3], conversation.messages[5]):
+        assert message.text.startswith("Document ")
+        assert "is again.pdf." in message.text
+
+
 def test_a_document_of_a_later_question_stays_with_it() -> None:
     answer = {"role": "assistant", "content": "Hello."}
     conversation = placed(asked("Hi"), answer, asked("When?", part(CONTRACT)))
