@@ -27,7 +27,7 @@ from mlxserve.cache.groups import Window
 from mlxserve.cache.pages import PageState
 from mlxserve.core.config import EngineConfig
 from mlxserve.engine.snapshot import Snapshot
-from mlxserve.model import attention
+from mlxserve.model import attention, step_graphs
 from mlxserve.model.batch import Batch
 from mlxserve.model.forward import Rows
 from mlxserve.request import CacheMiss
@@ -158,6 +158,61 @@ def test_every_backend_gives_the_tokens_of_one_pool(
         assert tokens(llm, prompts) == expected
         assert tokens(llm, prompts) == expected, "from the cache"
         assert llm.stats().windows.num_pages == 20
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_recorded_steps_give_the_tokens_of_plain_mlx(
+    kind: str, in_window: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Alone, in a batch, after the pools were resized, and after answers were preempted.
+
+    Emulated kernels cannot be recorded: the function that would be runs in their place.
+    """
+    recorded: list[object] = []
+    num_recorded_steps = 0
+
+    def record(step: Callable[..., Any]) -> Callable[..., Any]:
+        recorded.append(step)
+
+        def counted(*arguments: Any) -> Any:
+            nonlocal num_recorded_steps
+            num_recorded_steps += 1
+            return step(*arguments)
+
+        return counted
+
+    folder = in_window(kind, 24)
+    prompts = [[number, 2, 3] for number in range(4)]
+    params = replace(GREEDY, max_tokens=60)
+
+    def answers(llm: LLM, prompts: Sequence[list[int]]) -> list[tuple[int, ...]]:
+        with begun_together(len(prompts)):
+            found = [each.token_ids for each in llm.generate(prompts, params, use_tqdm=False)]
+        llm.check()
+        return found
+
+    options = {**OPTIONS, "page_size": 16}
+    with LLM(folder, num_window_pages=0, **options) as llm:
+        expected = answers(llm, prompts)
+    backend = emulated_backend()
+    monkeypatch.setattr(step_graphs, "record", record)
+    monkeypatch.setattr(step_graphs, "first_pages", lambda pools: pools)
+    monkeypatch.setattr(attention, "select_backends", lambda _name, layers: [backend] * len(layers))
+    with LLM(folder, num_window_pages=20, **options) as llm:
+        assert answers(llm, prompts[:1]) == expected[:1], "alone"
+        assert answers(llm, prompts) == expected, "in a batch"
+        before = num_recorded_steps
+        llm.resize_cache(200)
+        llm.resize_cache(300)
+        assert answers(llm, prompts) == expected, "after the cache was resized"
+        assert num_recorded_steps > before > 60
+    with LLM(folder, num_window_pages=16, **{**options, "num_pages": 10}) as llm:
+        before = num_recorded_steps
+        assert answers(llm, prompts) == expected, "with preemptions"
+        assert llm.stats().scheduler.num_preemptions > 0
+        assert num_recorded_steps > before
+    assert recorded
 
 
 def test_kernels_that_write_are_planned_once_for_each_pool(

@@ -7,7 +7,7 @@ rows   | decodes: one row per sequence | chunks: the rows of each sequence in or
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import mlx.core as mx
 
@@ -34,3 +34,14 @@ class StepLayout:
     turns: dict[object, mx.array] = field(default_factory=dict)
     # Backends' plans for `slots`; layouts do not share them.
     plans: Plans = field(default_factory=Plans, init=False, repr=False, compare=False)
+
+    @property
+    def by_pool(self) -> tuple[StepLayout, ...]:
+        """The rows in each pool, in the order of `StepPools`."""
+        return (self,) if self.windows is None else (self, self.windows)
+
+    def with_windows(
+        self, slots: Slots, decodes: SequenceTables | None, chunks: SequenceTables | None
+    ) -> StepLayout:
+        """Return the layout with that of the same rows in the pool of layers with a window."""
+        return replace(self, windows=replace(self, slots=slots, decodes=decodes, chunks=chunks))

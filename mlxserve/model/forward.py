@@ -27,7 +27,7 @@ from mlxserve.cache import key_owners
 from mlxserve.cache.kv import KVPool, LayerSpec
 from mlxserve.cache.layer_kv import LayerKV
 from mlxserve.cache.layout import StepLayout
-from mlxserve.cache.window_kv import WindowKV
+from mlxserve.cache.window_kv import StepPools, WindowKV
 from mlxserve.core.step_rows import rows_under_way
 from mlxserve.model.adapted_layers import RowAdapters
 from mlxserve.model.batch import Batch, tables_alone
@@ -85,7 +85,7 @@ class Rows:
         *,
         is_recorded: bool = True,
     ) -> None:
-        self._kv = kv
+        self._pools = StepPools(kv, windows)
         self._states = states
         self._selector = loaded.selector
         self._adapters = loaded.adapters
@@ -96,15 +96,18 @@ class Rows:
         # Steps of several ranks are not recorded: a graph that is built again must not change the
         # order of its collectives, which nobody has tried.
         call = _call if loaded.adapters is None else _call_with_adapters
-        self._forward = partial(call, loaded, _activations_of(loaded, kv), windows)
-        is_recorded = is_recorded and loaded.group is None and windows is None
+        self._forward = partial(call, loaded, _activations_of(loaded, kv))
+        is_recorded = is_recorded and loaded.group is None
         self._takes_chunks = (  # chunks as (1, T)
             is_recorded
+            and windows is None
             and states.is_used
             and loaded.adapters is None
             and num_fused(loaded.model) == len(loaded.layers)
         )
-        self._graphs = StepGraphs(self._forward, kv, loaded.selector, is_recorded=is_recorded)
+        self._graphs = StepGraphs(
+            self._forward, self._pools, loaded.selector, is_recorded=is_recorded
+        )
 
     def logits(self, batch: Batch, tokens: mx.array, rows: list[int] | None) -> mx.array:
         pictures, positions = batch.pictures, batch.positions
@@ -125,14 +128,14 @@ class Rows:
             offset=mx.array([groups[0].start]) if is_chunk and self._takes_chunks else None,
         )
         if (windows := batch.windows) is not None:
-            layout = replace(layout, windows=_in_windows(layout, windows))
+            layout = layout.with_windows(windows.slots, windows.decodes, windows.chunks)
         if self._adapters is not None:
             layout = replace(layout, adapters=self._adapters.of_chunks(batch.plan))
         if rows is not None and len(rows) == len(batch.tokens):
             rows = None  # all of them, in order
         if rows is None and pictures is not None and (pictures.parts or self._is_told_positions):
             # What is shown is of this step, and would be a constant of a recorded one.
-            logits = self._forward(groups, self._kv, layout, tokens)
+            logits = self._forward(groups, self._pools, layout, tokens)
         elif rows is None:
             logits = self._graphs.logits(groups, layout, tokens)
         else:
@@ -152,7 +155,7 @@ class Rows:
     ) -> mx.array:
         wanted = mx.array(rows)
         with self._selector.choosing(wanted, len(tokens), int(layout.offset is not None)):
-            logits = self._forward(groups, self._kv, layout, tokens)
+            logits = self._forward(groups, self._pools, layout, tokens)
         if logits.shape[0] != len(rows):
             # A head that is not wrapped computed every row.
             logits = logits[wanted]
@@ -194,17 +197,11 @@ def _num_copied(chunks: SequenceTables, shapes: frozenset[_Shape]) -> int:
     )
 
 
-def _in_windows(layout: StepLayout, batch: Batch) -> StepLayout:
-    """Return the layout of the same rows in the pages of `batch`."""
-    return replace(layout, slots=batch.slots, decodes=batch.decodes, chunks=batch.chunks)
-
-
 def _call_with_adapters(
     loaded: LoadedModel,
     activations: Activations,
-    windows: WindowKV | None,
     groups: Sequence[Group],
-    kv: KVPool,
+    pools: StepPools,
     layout: StepLayout,
     tokens: mx.array,
 ) -> mx.array:
@@ -212,15 +209,14 @@ def _call_with_adapters(
     assert loaded.adapters is not None
     chosen = None if layout.adapters is None else RowAdapters(*layout.adapters)
     with loaded.adapters.rows.choosing(chosen):
-        return _call(loaded, activations, windows, groups, kv, layout, tokens)
+        return _call(loaded, activations, groups, pools, layout, tokens)
 
 
 def _call(
     loaded: LoadedModel,
     activations: Activations,
-    windows: WindowKV | None,
     groups: Sequence[Group],
-    kv: KVPool,
+    pools: StepPools,
     layout: StepLayout,
     tokens: mx.array,
 ) -> mx.array:
@@ -229,18 +225,12 @@ def _call(
     state_class = loaded.caches.state_class
 
     def layer(index: int) -> LayerKV:
-        if windows is None:
-            return LayerKV(kv, index, layout)
-        has_window, place = windows.places[index]
-        if not has_window:
-            return LayerKV(kv, place, layout)
-        assert layout.windows is not None, "the step has page tables for windows"
-        return LayerKV(windows.kv, place, layout.windows)
+        return pools.layer(index, layout)
 
     def elsewhere(leaf: ElsewhereLeaf) -> LayerState | LayerKV:
         if leaf.is_state:
             return LayerState(recurrent, -1)
-        return LayerKV.elsewhere(kv, leaf.window, layout)
+        return LayerKV.elsewhere(pools.kv, leaf.window, layout)
 
     with key_owners.one_forward(), activations():
         if layout.offset is not None:

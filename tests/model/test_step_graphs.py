@@ -20,6 +20,7 @@ from metal_kernels.ops import Backend
 from metal_kernels.reading import read
 from metal_kernels.x86.backend import X86Backend
 from mlxserve.cache.kv import KVPool
+from mlxserve.cache.window_kv import pools_of
 from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.hub.adapter_files import find_adapter
 from mlxserve.model import step_graphs
@@ -34,6 +35,8 @@ from tests.emulated import emulated_backend
 
 PAGE = 16
 PAGES_EACH = 40
+NUM_PAGES = 3 * PAGES_EACH
+NUM_WINDOW_PAGES = NUM_PAGES + 9
 Step = Sequence[tuple[int, int, int]]  # (sequence, start, end) of its chunks
 
 
@@ -111,17 +114,25 @@ def stateful(request: pytest.FixtureRequest, build_model: BuildModel) -> LoadedM
 
 
 class Steps:
-    """Steps of three sequences over a pool."""
+    """Steps of three sequences over a pool, or over two: layers with a window have their own."""
 
     def __init__(
         self,
         loaded: LoadedModel,
         backend: Backend,
-        num_backed: int | None = None,
+        num_backed: tuple[int | None, int | None] = (None, None),
         adapters: Sequence[int | None] = (None, None, None),
+        *,
+        has_windows: bool = False,
     ) -> None:
-        self.kv = KVPool(loaded.layers, 3 * PAGES_EACH, PAGE, backend, num_backed)
-        self.runner = ModelRunner(loaded, self.kv)
+        self._pools = [KVPool(loaded.layers, NUM_PAGES, PAGE, backend, num_backed[0])]
+        windows = None
+        if has_windows:
+            sizes = (NUM_PAGES, NUM_WINDOW_PAGES), num_backed
+            kv, windows = pools_of(loaded.layers, backend, PAGE, *sizes)
+            self._pools = [kv, windows.kv]
+        self._has_windows = has_windows
+        self.runner = ModelRunner(loaded, self._pools[0], windows=windows)
         self._requests = []
         for at in range(3):
             ids = [(7 * position + at) % 200 for position in range(PAGE * PAGES_EACH)]
@@ -130,15 +141,32 @@ class Steps:
 
     def logits(self, step: Step) -> np.ndarray:
         chunks = [
-            Chunk(self._requests[at], start, end - start, _pages(at), samples=True)
+            Chunk(
+                self._requests[at],
+                start,
+                end - start,
+                _pages(at),
+                samples=True,
+                window_table=_window_pages(at) if self._has_windows else None,
+            )
             for at, start, end in step
         ]
         batch = Batch.from_chunks(chunks, PAGE)
         return read(self.runner.logits(batch, mx.array(batch.tokens)))
 
+    def back_all(self) -> None:
+        """Give all pages memory: in other arrays."""
+        for pool in self._pools:
+            pool.back(pool.num_pages)
+
 
 def _pages(sequence: int) -> PageTable:
-    return as_page_table(range(sequence, 3 * PAGES_EACH, 3))
+    return as_page_table(range(sequence, NUM_PAGES, 3))
+
+
+def _window_pages(sequence: int) -> PageTable:
+    """Others than those of `_pages`."""
+    return as_page_table(range(5 - sequence, NUM_WINDOW_PAGES, 3))
 
 
 def decodes(*positions: int) -> Step:
@@ -168,17 +196,20 @@ def num_recorded(
     loaded: LoadedModel,
     steps: Sequence[Step],
     adapters: Sequence[int | None] = (None, None, None),
+    *,
+    has_windows: bool = False,
 ) -> int:
     """How many steps were not built in Python. All are compared with built ones."""
     built, recorded = HashingFactory(), HashingFactory()
     expected, found = (
-        Steps(loaded, MetalBackend(f), 60, adapters=adapters) for f in (built, recorded)
+        Steps(loaded, MetalBackend(f), (60, 70), adapters=adapters, has_windows=has_windows)
+        for f in (built, recorded)
     )
     count = 0
     for number, step in enumerate(steps):
         if number == 12:
-            expected.kv.back(3 * PAGES_EACH)
-            found.kv.back(3 * PAGES_EACH)
+            expected.back_all()
+            found.back_all()
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(step_graphs, "TIMES_BEFORE", 10**6)
             logits = expected.logits(step)
@@ -211,6 +242,26 @@ def test_a_recorded_step_over_pools_in_8_bits_equals_a_built_one(loaded: LoadedM
     assert num_recorded(loaded.in_8_bits(), growing(56, 18)) >= 6
 
 
+@pytest.mark.parametrize("is_quantised", [False, True])
+def test_a_recorded_step_over_two_pools_equals_a_built_one(
+    is_quantised: bool, loaded: LoadedModel
+) -> None:
+    """Each layer reads the pages and fences of its own pool, also after both have other arrays."""
+    model = loaded.in_8_bits() if is_quantised else loaded
+    assert num_recorded(model, growing(56, 18), has_windows=True) >= 6
+
+
+@pytest.mark.parametrize("has_windows", [False, True])
+def test_a_recorded_step_past_a_pool_is_refused(has_windows: bool, loaded: LoadedModel) -> None:
+    """A kernel would write there. Of two pools the one for windows is the smaller."""
+    pages = (NUM_PAGES, 30) if has_windows else (60, NUM_WINDOW_PAGES)
+    steps = Steps(loaded, MetalBackend(HashingFactory()), pages, has_windows=has_windows)
+    for position in range(100, 106):
+        steps.logits(decodes(position, 9))
+    with pytest.raises(ValueError, match="slots and pages must be within"):
+        steps.logits(decodes(PAGE * 25, 9))
+
+
 def test_a_recorded_step_with_states_equals_a_built_one_bit_by_bit(stateful: LoadedModel) -> None:
     """The logits of a step show the states that the one before has left."""
     assert num_recorded(stateful, from_the_beginning(26)) >= 12
@@ -239,15 +290,18 @@ def test_a_recorded_step_has_the_adapters_of_its_own_rows(
     assert len({rows.tobytes() for rows in logits.values()}) == 3
 
 
-@pytest.mark.parametrize("has_states", [False, True])
+@pytest.mark.parametrize(
+    ("has_states", "has_windows"), [(False, False), (False, True), (True, False)]
+)
 def test_a_recorded_step_gives_the_logits_of_plain_mlx(
     has_states: bool,
+    has_windows: bool,
     loaded: LoadedModel,
     stateful: LoadedModel,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Emulated kernels cannot be recorded: the function that would be runs in their place. They are bound
-    to whole pools."""
+    to whole pools. Plain mlx has one pool for all layers, also where the kernels have two."""
     recorded: list[object] = []
 
     def record(step: Callable[..., Any]) -> Callable[..., Any]:
@@ -257,7 +311,8 @@ def test_a_recorded_step_gives_the_logits_of_plain_mlx(
     monkeypatch.setattr(step_graphs, "record", record)
     monkeypatch.setattr(step_graphs, "first_pages", lambda pools: pools)
     model = stateful if has_states else loaded
-    plain, kernels = Steps(model, X86Backend()), Steps(model, emulated_backend())
+    plain = Steps(model, X86Backend())
+    kernels = Steps(model, emulated_backend(), has_windows=has_windows)
     steps = from_the_beginning(16) if has_states else [[(0, 0, 62)], [(1, 0, 9)], *growing(62, 8)]
     for step in steps:
         expected = plain.logits(step)

@@ -65,6 +65,28 @@ GEOMETRIES: dict[str, dict[str, Any]] = {
         "sliding_window": 512,
         "sliding_window_pattern": 6,
     },
+    "gemma4_text": {
+        **_COMMON,
+        "num_hidden_layers": 30,
+        "head_dim": 256,
+        "global_head_dim": 512,
+        "num_key_value_heads": 8,
+        "num_kv_shared_layers": 0,
+        "hidden_size_per_layer_input": 0,
+        "sliding_window": 512,
+        "sliding_window_pattern": 6,
+    },
+    # Every second layer has a window; sinks, and experts.
+    "gpt_oss": {
+        **_COMMON,
+        "num_hidden_layers": 24,
+        "head_dim": 64,
+        "num_attention_heads": 64,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 4,
+        "sliding_window": 128,
+        "sliding_window_pattern": 2,  # no field of the definition, whose default it is
+    },
 }
 
 
