@@ -21,7 +21,8 @@ from metal_kernels.ops import Backend, LayerShape
 from metal_kernels.plain import PlainBackend
 from metal_kernels.reference import ReferenceBackend
 from metal_kernels.refusals import refusal
-from metal_kernels.selftest import QUICK_GROUP, QUICK_Q8, why_not_in_place
+from metal_kernels.selftest import QUICK_GROUP, QUICK_Q8, QUICK_WAYS, why_not_in_place
+from metal_kernels.step_ways import StepWay
 
 log = logging.getLogger("metal_kernels")
 
@@ -77,7 +78,12 @@ def select_backends(name: str, layers: Sequence[LayerShape]) -> tuple[Backend, .
     plain = _plain()
     if len(refused) == len(layers):
         return (plain,) * len(layers)
-    metal = MetalBackend(on_metal, uses_matrices=has_matrices(), joins_drafts=joins_drafts())
+    metal = MetalBackend(
+        on_metal,
+        uses_matrices=has_matrices(),
+        joins_drafts=joins_drafts(),
+        without=refused_ways(),
+    )
     return tuple(metal if reason is None else plain for reason in reasons)
 
 
@@ -135,3 +141,14 @@ def joins_drafts() -> bool:
     if reason is not None:
         log.warning("rows of drafts read their pages one by one, which is slower: %s", reason)
     return reason is None
+
+
+@functools.cache
+def refused_ways() -> frozenset[StepWay]:
+    """Ways of steps that fail their self-test. Steps have others, so a failure is only a warning."""
+    refused = set()
+    for way, load in QUICK_WAYS.items():
+        if (reason := why_not_in_place(MetalBackend(on_metal), load)) is not None:
+            log.warning("without %s, which is slower: %s", way.value, reason)
+            refused.add(way)
+    return frozenset(refused)

@@ -44,6 +44,7 @@ from metal_kernels.plans import upload
 from metal_kernels.reading import evaluate
 from metal_kernels.refusals import check_pools, dims_of, refusal
 from metal_kernels.resizing import copy_start
+from metal_kernels.step_ways import StepWay
 from metal_kernels.tables import Plans, SequenceTables
 from metal_kernels.writes import Writes, without_length
 
@@ -58,13 +59,20 @@ class MetalBackend:
     takes_model_rows = True
 
     def __init__(
-        self, factory: Factory, *, uses_matrices: bool = True, joins_drafts: bool = True
+        self,
+        factory: Factory,
+        *,
+        uses_matrices: bool = True,
+        joins_drafts: bool = True,
+        without: frozenset[StepWay] = frozenset(),
     ) -> None:
         """Build kernels on first use.
 
         uses_matrices: decode groups of many query heads by a kernel of their own
         joins_drafts: read the pages of a draft's rows together, by a kernel of its own
+        without: ways that no step goes
         """
+        self.without = without
         self._kernels = Kernels(factory)
         self._dispatches = Dispatches(
             self._kernels, uses_matrices=uses_matrices, joins_drafts=joins_drafts
@@ -216,7 +224,7 @@ class MetalBackend:
             """
             check_attention(without_length(queries), k_pool, v_pool, tables, attention, sinks)
             check_pools(k_pool, v_pool)
-            if attention.softcap is None:
+            if attention.softcap is None and StepWay.GATHERED not in self.without:
                 shape = k_pool.shape[1], queries.shape[-1], queries.dtype
                 runs = runs_of(tables, *shape, attention.window)
             else:

@@ -3,9 +3,10 @@
 MLX does not document that a kernel may write an array declared as its input, nor that kernels
 sharing a fence stay in order. So a few steps are launched without waiting: each writes every slot
 anew and attends over them, with decodes and with a chunk, and only its fences order it after the
-previous step. A lost, late or early write gives some step the keys of another.
+previous step. A lost, late or early write gives some step the keys of another. Each `StepWay` is
+tested in the same manner.
 
-At start-up this is `QUICK`. The doctor runs `thorough` loads, whose kernels take long enough to
+At start-up this is `QUICK`, and `QUICK_WAYS`. The doctor runs `thorough` loads, whose kernels take long enough to
 overlap, and next to each a *control*: the same steps with the fences withheld. It must fail; where
 it passes, the test shows nothing on this machine.
 """
@@ -23,11 +24,14 @@ import numpy.typing as npt
 
 from metal_kernels import quantised
 from metal_kernels.kernels import Factory, Kernel, KernelSpec
+from metal_kernels.limits import MIN_COPIED_ROWS
 from metal_kernels.metal import DTYPES, MetalBackend
 from metal_kernels.numpy_attention import Floats, attend, in_8_bits, unpacked
 from metal_kernels.ops import Attention
+from metal_kernels.proof_steps import ProofSteps
 from metal_kernels.reading import evaluate, read
 from metal_kernels.rounding import TOLERANCES, row_error
+from metal_kernels.step_ways import StepWay
 from metal_kernels.tables import IntArray, SequenceTables
 
 log = logging.getLogger("metal_kernels")
@@ -48,11 +52,13 @@ class FenceLoad:
     chunk: int  # rows that the first sequence attends with, next to the decodes
     steps: int
     is_quantised: bool = False  # the pools; `dtype` is that of rows and queries
+    way: StepWay | None = None  # None: op by op
 
     @property
     def label(self) -> str:
-        """Describe the pools' contents."""
-        return "q8" if self.is_quantised else str(self.dtype).removeprefix("mlx.core.")
+        """Describe the pools' contents, and the way of the steps."""
+        contents = "q8" if self.is_quantised else str(self.dtype).removeprefix("mlx.core.")
+        return contents if self.way is None else f"{contents}, {self.way.value}"
 
     @property
     def pool_dtype(self) -> mx.Dtype:
@@ -112,6 +118,18 @@ QUICK_Q8 = replace(QUICK, is_quantised=True)
 QUICK_GROUP = replace(QUICK, group=8)  # runs on another kernel
 
 
+def in_way(load: FenceLoad, way: StepWay) -> FenceLoad:
+    """Return the load in this way. Copies are made of a long chunk's pages, in 16 bits."""
+    if way is not StepWay.GATHERED:
+        return replace(load, way=way)
+    chunk = MIN_COPIED_ROWS + 3
+    length = max(load.length, chunk + 6)
+    return replace(load, way=way, dtype=mx.float16, chunk=chunk, length=length)
+
+
+QUICK_WAYS = {way: in_way(QUICK, way) for way in StepWay}
+
+
 def thorough(dtype: mx.Dtype, *, is_quantised: bool = False) -> FenceLoad:
     """A pool of 64 MB, written eight times."""
     return FenceLoad(
@@ -128,8 +146,12 @@ def thorough(dtype: mx.Dtype, *, is_quantised: bool = False) -> FenceLoad:
 
 
 def every_thorough_load() -> list[FenceLoad]:
-    """Thorough loads of each dtype, and of pools in 8 bits."""
-    return [thorough(dtype) for dtype in DTYPES] + [thorough(mx.float16, is_quantised=True)]
+    """Thorough loads of each dtype, of pools in 8 bits, and in each way."""
+    return [
+        *(thorough(dtype) for dtype in DTYPES),
+        thorough(mx.float16, is_quantised=True),
+        *(in_way(thorough(mx.float16), way) for way in StepWay),
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,8 +251,6 @@ class _Test:
     def _launch(self, k_pool: mx.array, v_pool: mx.array) -> list[tuple[mx.array, mx.array]]:
         """Launch all steps without waiting: the (decodes, chunk) of each."""
         load, backend = self._load, self._backend
-        slots, decodes, chunks = load.slots(), load.decodes(), load.chunks()
-        attention = Attention(load.head_dim**-0.5)
         queries = mx.array(self._decode_queries).astype(load.dtype)
         asked_by_chunk = mx.array(self._chunk_queries).astype(load.dtype)
         written = [
@@ -239,14 +259,18 @@ class _Test:
         ]
         # Before the first step, because waiting for one's keys would wait for the step before it.
         evaluate(queries, asked_by_chunk, *(array for pair in written for array in pair))
-        outputs = []
-        for keys, values in written:
-            backend.write_kv(keys, values, k_pool, v_pool, slots)
-            decoded = backend.paged_decode(queries, k_pool, v_pool, decodes, attention)
-            prefilled = backend.paged_prefill(asked_by_chunk, k_pool, v_pool, chunks, attention)
-            mx.async_eval(decoded, prefilled)  # type: ignore[no-untyped-call]
-            outputs.append((decoded, prefilled))
-        return outputs
+        steps = ProofSteps(
+            backend,
+            load.way,
+            (k_pool, v_pool),
+            load.slots(),
+            load.decodes(),
+            load.chunks(),
+            Attention(load.head_dim**-0.5),
+            queries,
+            asked_by_chunk,
+        )
+        return [steps.launch(keys, values) for keys, values in written]
 
     def _written(self, step: int) -> tuple[Floats, Floats]:
         """Keys and values of a step: the drawn ones, their dimensions shifted."""

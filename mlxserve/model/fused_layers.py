@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import mlx.core as mx
 import mlx.nn as nn
 
+from metal_kernels.metal import MetalBackend
+from metal_kernels.step_ways import StepWay
 from mlxserve.cache.kv import Backends
 from mlxserve.model.fused_qkv import attention_product, fuse_qkv, separate
 from mlxserve.model.joined_products import JoinedProduct, SharedLayer, Sharing, share
@@ -75,4 +77,7 @@ def can_fuse(loaded: LoadedModel, backends: Backends) -> bool:
     if loaded.by_sequence or loaded.group is not None or loaded.adapters is not None:
         return False
     by_layer = backends if isinstance(backends, Sequence) else [backends]
-    return bool(by_layer) and all(backend.name == "metal" for backend in by_layer)
+    return bool(by_layer) and all(
+        isinstance(backend, MetalBackend) and StepWay.ROTATED not in backend.without
+        for backend in by_layer
+    )

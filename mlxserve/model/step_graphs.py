@@ -27,6 +27,7 @@ import mlx.core as mx
 from metal_kernels.first_page import first_pages
 from metal_kernels.metal import MetalBackend
 from metal_kernels.recording import StepInputs
+from metal_kernels.step_ways import StepWay
 from metal_kernels.tables import MakeArrays
 from mlxserve.cache.layout import StepLayout
 from mlxserve.cache.window_kv import StepPools
@@ -192,6 +193,6 @@ def _recordable(pools: StepPools) -> MetalBackend | None:
     """Return the backend shared by all layers, if its steps can be recorded."""
     backends = [backend for pool in pools.each for backend in pool.backends]
     first = backends[0] if backends else None
-    if isinstance(first, MetalBackend) and all(other is first for other in backends):
-        return first
-    return None
+    if not isinstance(first, MetalBackend) or StepWay.RECORDED in first.without:
+        return None
+    return first if all(other is first for other in backends) else None

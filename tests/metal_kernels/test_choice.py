@@ -13,7 +13,8 @@ from metal_kernels.kernels import Kernel, KernelSpec
 from metal_kernels.metal import MetalBackend
 from metal_kernels.ops import Attention, LayerShape
 from metal_kernels.plain import PlainBackend
-from metal_kernels.selftest import QUICK, FenceLoad
+from metal_kernels.selftest import QUICK, QUICK_GROUP, QUICK_WAYS, FenceLoad
+from metal_kernels.step_ways import StepWay
 from tests.emulated import emulated_factory
 from tests.metal_kernels.oracle import Case, Paged
 from tests.metal_kernels.test_draft_units import tables as drafted
@@ -31,6 +32,7 @@ def mac(monkeypatch: pytest.MonkeyPatch) -> None:
     choice.why_not_metal.cache_clear()
     choice.has_matrices.cache_clear()
     choice.joins_drafts.cache_clear()
+    choice.refused_ways.cache_clear()
 
 
 @pytest.fixture
@@ -123,16 +125,16 @@ def test_after_a_failed_self_test_auto_is_cpu_and_the_log_says_why(
 
 @pytest.mark.usefixtures("mac")
 def test_the_self_test_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And once more by the kernel for many query heads per kv head."""
-    runs: list[int] = []
+    """And once more by the kernel for many query heads per kv head, and in each way."""
+    runs: list[FenceLoad] = []
 
     def in_place(_backend: MetalBackend, load: FenceLoad = QUICK) -> None:
-        runs.append(load.group)
+        runs.append(load)
 
     monkeypatch.setattr(choice, "why_not_in_place", in_place)
     for _ in range(3):
         select_backend("auto")
-    assert runs == [2, 8]
+    assert runs == [QUICK, QUICK_GROUP, *QUICK_WAYS.values()]
 
 
 @pytest.mark.usefixtures("mac")
@@ -158,6 +160,21 @@ def test_after_a_failed_self_test_by_matrices_the_other_kernel_takes_their_decod
     assert "paged_decode" in built
     assert "grouped_decode" not in built
     assert "without matrices, which is slower: step 1 is off by 3e-01" in caplog.text
+
+
+@pytest.mark.usefixtures("mac")
+@pytest.mark.parametrize("way", StepWay)
+def test_steps_go_no_way_whose_self_test_fails(
+    way: StepWay, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def in_place(_backend: MetalBackend, load: FenceLoad = QUICK) -> str | None:
+        return "step 1 came late" if load.way is way else None
+
+    monkeypatch.setattr(choice, "why_not_in_place", in_place)
+    backend = select_backend("auto")
+    assert isinstance(backend, MetalBackend)
+    assert backend.without == {way}
+    assert f"without {way.value}, which is slower: step 1 came late" in caplog.text
 
 
 @pytest.mark.usefixtures("mac")

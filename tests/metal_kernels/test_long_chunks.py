@@ -16,6 +16,7 @@ from metal_kernels.limits import COPIED_DIMS, HEAD_DIMS, MIN_COPIED_ROWS, positi
 from metal_kernels.long_chunks import longest_copied
 from metal_kernels.metal import MetalBackend
 from metal_kernels.ops import Attention
+from metal_kernels.step_ways import StepWay
 from metal_kernels.tables import SequenceTables
 from tests.command_buffers import BufferCache
 from tests.emulated import emulated_factory
@@ -262,6 +263,14 @@ def test_positions_that_a_chunk_sees_decide(
     queries = mx.zeros((256, 4, 64), mx.float16)
     backend.paged_prefill(queries, k_pool, v_pool, tables, Attention(1.0, **options))
     assert ran == [kernel]
+
+
+def test_no_chunk_is_copied_where_the_self_test_of_copies_failed() -> None:
+    backend, ran = recorded()
+    backend.without = frozenset([StepWay.GATHERED])
+    found = Paged(backend, Case(((3, 256),), kv_heads=1, group=1, dtype=mx.float16))
+    assert found.error() <= found.tolerance
+    assert ran[-1] == "paged_prefill"
 
 
 @pytest.mark.parametrize(

@@ -10,20 +10,25 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from metal_kernels import proof_steps
 from metal_kernels.kernels import Kernel, KernelSpec, on_metal
 from metal_kernels.metal import DTYPES, MetalBackend
 from metal_kernels.selftest import (
     QUICK,
     QUICK_Q8,
+    QUICK_WAYS,
     FenceLoad,
     FenceProof,
     every_thorough_load,
+    in_way,
     prove,
     thorough,
     why_not_in_place,
 )
+from metal_kernels.step_ways import StepWay
 from tests.device_errors import broken, in_a_thread
 from tests.emulated import emulated_factory, small_load
+from tests.model.test_step_graphs import HashingFactory
 
 
 def small(dtype: mx.Dtype = mx.float32) -> FenceLoad:
@@ -47,8 +52,7 @@ def test_pools_in_8_bits_are_written_in_place(fast_backend: MetalBackend) -> Non
 
 
 def test_a_thorough_load_in_8_bits_is_as_large() -> None:
-    load = every_thorough_load()[-1]
-    assert load.label == "q8"
+    [load] = [load for load in every_thorough_load() if load.label == "q8"]
     assert load.pool_bytes == pytest.approx(64e6, rel=0.1)
 
 
@@ -160,17 +164,21 @@ class Postpones(EmulatedMachine):
 
     def __init__(self) -> None:
         super().__init__()
+        self.ran: set[str] = set()
         self._waiting: list[tuple[mx.array, Kernel, dict[str, Any]]] = []
 
     def dispatch(
         self, spec: KernelSpec, kernel: Kernel, arguments: dict[str, Any]
     ) -> list[mx.array]:
+        self.ran.add(spec.name)
         self._run(arguments["inputs"])
-        if not spec.name.startswith("write_kv"):
+        if spec.name == "rotate_and_write":
+            rotated = mx.zeros(arguments["output_shapes"][0], arguments["output_dtypes"][0])
+        elif not spec.name.startswith("write_kv"):
             return super().dispatch(spec, kernel, arguments)
         fence = mx.zeros(8, mx.int32)
         self._waiting.append((fence, kernel, arguments))
-        return [fence]
+        return [rotated, fence] if spec.name == "rotate_and_write" else [fence]
 
     def _run(self, bound: list[mx.array]) -> None:
         """What `bound` waits for, and what that waited for, oldest first."""
@@ -244,6 +252,43 @@ def test_the_control_fails_where_only_fences_keep_the_order() -> None:
     assert proof.without_fences is not None
 
 
+@pytest.fixture
+def runs_recorded_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Emulated kernels cannot be recorded: the function that would be runs in their place, over whole pools."""
+    monkeypatch.setattr(proof_steps, "record", lambda step: step)
+    monkeypatch.setattr(proof_steps, "first_pages", list)
+
+
+@pytest.mark.usefixtures("runs_recorded_steps")
+@pytest.mark.parametrize("way", StepWay)
+def test_every_way_of_a_step_is_proved_with_its_control(way: StepWay) -> None:
+    factory = Postpones()
+    [proof] = prove(factory, [in_way(small(mx.float16), way)])
+    assert proof.with_fences is None
+    assert proof.without_fences is not None
+    assert factory.ran & ONLY_IN[way]
+
+
+# Kernels that no step launches in another way; a recorded one writes all rows one by one.
+ONLY_IN = {
+    StepWay.ROTATED: {"rotate_and_write"},
+    StepWay.GATHERED: {"gather_pages"},
+    StepWay.RECORDED: {"write_kv_tokens"},
+}
+
+
+@pytest.mark.usefixtures("compiled", "on_a_cpu")  # a GPU has no float64
+def test_steps_are_recorded_once() -> None:
+    """A graph of as many kernels for three more steps, without a call of Python's."""
+    calls = []
+    for steps in (4, 7):
+        factory = HashingFactory()
+        load = replace(QUICK_WAYS[StepWay.RECORDED], steps=steps, dtype=mx.float32)
+        assert why_not_in_place(MetalBackend(factory), load) is not None, "they compute nothing"
+        calls.append(factory.num_calls)
+    assert calls[1] - calls[0] == 3, "a chunk for each step"
+
+
 def test_the_control_passes_on_a_machine_that_computes_in_order_and_the_log_says_so(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -304,4 +349,5 @@ def test_the_control_launches_kernels_in_the_same_order() -> None:
 @pytest.mark.skipif(not mx.metal.is_available(), reason="needs a Mac's GPU, or tests.emulated_gpu")
 def test_thorough_loads_are_right_on_the_gpu() -> None:
     found = {proof.load.label: proof.with_fences for proof in prove(on_metal)}
-    assert found == dict.fromkeys(["float16", "bfloat16", "float32", "q8"])
+    ways = [f"float16, {way.value}" for way in StepWay]
+    assert found == dict.fromkeys(["float16", "bfloat16", "float32", "q8", *ways])

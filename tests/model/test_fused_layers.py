@@ -19,6 +19,7 @@ from mlx_lm.models.cache import KVCache
 from metal_kernels.metal import MetalBackend
 from metal_kernels.reading import read
 from metal_kernels.reference import ReferenceBackend
+from metal_kernels.step_ways import StepWay
 from metal_kernels.x86.backend import X86Backend
 from mlxserve.cache.kv import KVPool
 from mlxserve.core.errors import UnsupportedModel
@@ -349,6 +350,8 @@ def test_only_layers_that_are_all_on_metal_and_here_are_fused(build_model: Build
     assert can_fuse(loaded, [metal, metal])
     assert not can_fuse(loaded, [metal, X86Backend()])
     assert not can_fuse(loaded, X86Backend())
+    metal.without = frozenset([StepWay.ROTATED])
+    assert not can_fuse(loaded, metal)
 
 
 def test_a_fused_model_that_the_probe_refuses_is_served_as_it_was(

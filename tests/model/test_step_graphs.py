@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from metal_kernels.kernels import Kernel, KernelSpec, Size
 from metal_kernels.metal import MetalBackend
 from metal_kernels.ops import Backend
 from metal_kernels.reading import read
+from metal_kernels.step_ways import StepWay
 from metal_kernels.x86.backend import X86Backend
 from mlxserve.cache.kv import KVPool
 from mlxserve.cache.window_kv import pools_of
@@ -342,6 +344,19 @@ def test_only_the_graphs_used_last_are_kept(
     assert is_built(*three)
     assert not is_built(*one)
     assert is_built(*two)
+
+
+def test_steps_are_built_each_time_where_the_self_test_of_recorded_ones_failed(
+    loaded: LoadedModel,
+) -> None:
+    factory = HashingFactory()
+    without = frozenset([StepWay.RECORDED])
+    steps = Steps(loaded, MetalBackend(factory, without=without))
+    calls = []
+    for position in range(5, 11):
+        steps.logits(decodes(position))
+        calls.append(factory.num_calls)
+    assert len({after - before for before, after in pairwise(calls)}) == 1
 
 
 def test_a_model_that_reads_arrays_back_is_built_each_time(

@@ -1,0 +1,16 @@
+"""StepWay: ways of a step that write and read pools otherwise than op by op, each proved alone.
+
+The self-test (`selftest.py`) goes each of them. Steps go without one whose test fails.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class StepWay(Enum):
+    """What the logs call it."""
+
+    ROTATED = "rotate-and-write"  # rows are rotated and written by one kernel
+    GATHERED = "gathered chunks"  # MLX's attention reads copies of a chunk's pages
+    RECORDED = "recorded steps"  # mx.compile builds the graph, pools and fences are arguments
