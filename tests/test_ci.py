@@ -22,16 +22,57 @@ ROOT = Path(__file__).parent.parent
 WORKFLOW: dict[Any, Any] = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text("utf-8"))
 CONSTRAINTS = ROOT / ".github/constraints.txt"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+NIGHTLY: dict[Any, Any] = yaml.safe_load(
+    (ROOT / ".github/workflows/nightly.yml").read_text("utf-8")
+)
 JOBS: dict[str, Any] = WORKFLOW["jobs"]
+ALL_JOBS: dict[str, Any] = {**JOBS, **NIGHTLY["jobs"]}
 MARKERS = {line.split(":")[0] for line in PROJECT["tool"]["pytest"]["ini_options"]["markers"]}
 GROUPS = PROJECT["dependency-groups"]
 EXTRAS = PROJECT["project"]["optional-dependencies"]
-STEPS = [(job, step) for job, fields in JOBS.items() for step in fields["steps"]]
+STEPS = [(job, step) for job, fields in ALL_JOBS.items() for step in fields["steps"]]
 
 
 def test_a_job_that_hangs_ends_long_before_the_default_of_six_hours() -> None:
-    for name, job in JOBS.items():
+    for name, job in ALL_JOBS.items():
         assert 0 < job["timeout-minutes"] <= 90, name
+
+
+@pytest.mark.parametrize("name", ["metal", "macos", "newest"])
+def test_a_step_on_a_mac_that_hangs_ends_before_its_job(name: str) -> None:
+    """What comes after it is still run, and its files are kept."""
+    job = ALL_JOBS[name]
+    limits = [step["timeout-minutes"] for step in job["steps"] if "run" in step]
+    assert max(limits) < job["timeout-minutes"]
+    assert sum(limits) <= job["timeout-minutes"]
+    *_, last = job["steps"]
+    assert (last["if"], last["uses"][:23]) == ("always()", "actions/upload-artifact")
+
+
+def test_the_metal_job_names_its_device_before_anything_that_could_fail() -> None:
+    assert next(iter(JOBS)) == "metal"
+    assert JOBS["metal"]["steps"][0]["run"].startswith("system_profiler ")
+
+
+def test_the_metal_job_has_one_worker() -> None:
+    """A hosted Mac has three cores and 5 GB for its GPU."""
+    [run] = [step["run"] for step in JOBS["metal"]["steps"] if "pytest" in step.get("run", "")]
+    assert " -n 1" in run
+
+
+def test_every_night_the_newest_mlx_is_tested_and_nothing_is_written() -> None:
+    assert NIGHTLY[True]["schedule"]  # `on` is a boolean of YAML 1.1
+    assert NIGHTLY["permissions"] == {"contents": "read"}
+    [job] = NIGHTLY["jobs"].values()
+    assert job["strategy"]["matrix"]["system"] == ["ubuntu-latest", "macos-15"]
+    lines = [step["run"] for step in job["steps"] if "run" in step]
+    newest = next(i for i, line in enumerate(lines) if line.startswith("uv pip install --upgrade"))
+    assert {*NEWEST} <= set(lines[newest].split())
+    # `uv run` alone would install the versions of pyproject.toml again.
+    assert all("--no-sync" in line for line in lines[newest + 1 :])
+
+
+NEWEST = ("mlx", "mlx-lm", "mlx-vlm")
 
 
 def test_a_step_is_an_action_of_a_version_or_commands_that_exist() -> None:
@@ -57,12 +98,20 @@ def check(line: str) -> None:
         packages = ["ollama", *AI_SDK_PACKAGES]
         assert words[3:] in (hints, others, packages, ["axe-core@4"]), line
         return
-    if words[:3] == ["uv", "tool", "install"]:
+    if words[:3] == ["uv", "tool", "install"] or words == ["uv", "sync"]:
+        return
+    if words[:4] == ["uv", "pip", "install", "--upgrade"]:
+        assert tuple(words[4:]) == NEWEST, line
+        return
+    if words[0] == "system_profiler":
+        assert all(word.startswith("SP") for word in words[1:]), line
         return
     if words[0] == "mlxserve":
         words = ["uv", "run", *words]
     assert words[:2] == ["uv", "run"], line
     words = words[2:]
+    if words[0] == "--no-sync":
+        words = words[1:]
     if words[0] in ("--extra", "--group"):
         assert words[1] in (EXTRAS if words[0] == "--extra" else GROUPS), line
         words = words[2:]
@@ -74,7 +123,11 @@ def check(line: str) -> None:
         if words[1:2] == ["-p"]:
             assert (ROOT / words[2].replace(".", "/")).with_suffix(".py").is_file(), line
             words = [words[0], *words[3:]]
-        assert len(words) == 1 or (words[1] == "-m" and words[2] in MARKERS), line
+        if words[-1].startswith("--junitxml="):
+            words = words[:-1]
+        if words[-2:] == ["-n", "1"]:
+            words = words[:-2]
+        assert len(words) == 1 or (words[1] == "-m" and words[2:] in [[each] for each in MARKERS])
         return
     typed = shlex.join(words)
     command = max((c for c in commands() if f"{typed} ".startswith(f"{c} ")), key=len)
@@ -91,6 +144,8 @@ def test_a_command_that_does_not_exist_is_found() -> None:
         "uv run python -m tests.reliability everything",
         "uv run pytest -m gpu",
         "uv run pytest -p tests.no_gpu -m metal",
+        "uv run pytest -m metal -n 4",
+        "uv pip install --upgrade mlx",
         "uv run pytest -p tests.emulated_gpu -m gpu",
         "uv run --extra training pytest",
         "uv run --group real-models pytest",
@@ -102,6 +157,10 @@ def test_a_command_that_does_not_exist_is_found() -> None:
             check(line)
 
 
+# Options and commands whose last word is a file or a folder.
+_WRITES = re.compile(r"--report |--json |--junitxml=|screenshots ")
+
+
 @pytest.mark.parametrize("system", ["ubuntu", "macos"])
 def test_a_report_and_a_short_bench_of_each_system_are_kept(system: str) -> None:
     jobs = [job for job in JOBS.values() if job["runs-on"].startswith(system)]
@@ -111,11 +170,13 @@ def test_a_report_and_a_short_bench_of_each_system_are_kept(system: str) -> None
         for step in job["steps"]
         if step.get("uses", "").startswith("actions/upload-artifact")
     ]
-    [(job, files)] = kept
-    lines = [step.get("run", "") for step in job["steps"]]
-    [doctor] = [line for line in lines if "mlxserve doctor" in line]
-    [bench] = [line for line in lines if "mlxserve bench" in line]
-    assert files == [shlex.split(doctor)[-1], shlex.split(bench)[-1]]
+    for job, files in kept:
+        lines = [step.get("run", "") for step in job["steps"]]
+        written = [
+            shlex.split(line)[-1].rpartition("=")[2] for line in lines if _WRITES.search(line)
+        ]
+        assert sorted(files) == sorted(written)
+    assert {"doctor.json", "bench.json"} <= {file for _, files in kept for file in files}
     names = [
         step["with"]["name"] for j in jobs for step in j["steps"] if "name" in step.get("with", {})
     ]

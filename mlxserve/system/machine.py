@@ -273,8 +273,13 @@ def facts() -> dict[str, str]:
     }
     if is_metal():
         info = mx.device_info()
-        lines["gpu"] = str(info.get("device_name", "unknown"))
+        lines["gpu"] = _gpu_label(str(info.get("device_name", "unknown")))
     return lines
+
+
+def _gpu_label(name: str) -> str:
+    """A hosted Mac's GPU is a virtual one: it runs Metal, as fast as its host has time."""
+    return f"{name}, virtual: its speeds are no Mac's" if "Paravirtual" in name else name
 
 
 def _memory_label(sizes: DeviceMemory) -> str:

@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import mlx.core as mx
 import pytest
 
 from mlxserve.system import machine
@@ -82,6 +83,19 @@ def test_facts_are_sentences_for_a_report() -> None:
     assert {"mlxserve", "python", "system", "memory", "mlx", "device", "blas"} <= facts.keys()
     assert all(isinstance(value, str) and value for value in facts.values())
     assert facts["device"] == ("Metal" if machine.is_metal() else "CPU")
+
+
+@pytest.mark.usefixtures("on_metal")
+def test_a_virtual_gpu_is_named_and_its_speeds_are_not_a_macs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    virtual = "Apple Paravirtual device"
+    for name, label in {
+        virtual: f"{virtual}, virtual: its speeds are no Mac's",
+        "Apple M4 Pro": "Apple M4 Pro",
+    }.items():
+        monkeypatch.setattr(mx, "device_info", lambda name=name: {"device_name": name})
+        assert machine.facts()["gpu"] == label
 
 
 # ---- freed memory
