@@ -8,8 +8,9 @@ PAGE_SIZES = (16, 32, 64)
 HEAD_DIMS = (64, 80, 96, 112, 128, 192, 256, 512)
 
 # MLX's own kernels attend to chunks of at least this many rows, over copies of their pages
-# (`long_chunks.py`).
+# (`long_chunks.py`), and of fewer where they compute on neural accelerators, or a trial found them faster.
 MIN_COPIED_ROWS = 256
+MIN_ACCELERATED_ROWS = 64
 # Head dimensions for which MLX has such kernels on every chip.
 COPIED_DIMS = (64, 80, 96, 128)
 # Divisor of the machine's memory that one layer's copies may take: 512 MiB of 16 GB, which are

@@ -12,7 +12,13 @@ from itertools import groupby
 import mlx.core as mx
 import numpy as np
 
-from metal_kernels.limits import MIN_COPIED_ROWS, SHARE_COPIED, positions_in, room_for
+from metal_kernels.limits import (
+    MIN_ACCELERATED_ROWS,
+    MIN_COPIED_ROWS,
+    SHARE_COPIED,
+    positions_in,
+    room_for,
+)
 from metal_kernels.plans import upload
 from metal_kernels.tables import SequenceTables
 
@@ -28,6 +34,31 @@ _SLOWER_FUSED = (192, 256)
 _FAST_ON_ACCELERATORS = 256
 _ONLY_ON_ACCELERATORS = 512
 
+# By head dimension and dtype, what a trial on this machine found; see `use_timed`.
+timed_choices: dict[tuple[int, mx.Dtype], int | None] = {}
+
+
+def use_timed(head_dim: int, dtype: mx.Dtype, first_copied: int | None) -> None:
+    """Copy the pages of chunks from so many rows on, or of none, in this process from now on.
+
+    The first call for a head dimension counts: another model's layers change no answer.
+    """
+    timed_choices.setdefault((head_dim, dtype), first_copied)
+
+
+def first_copied_rows(head_dim: int, dtype: mx.Dtype) -> int | None:
+    """The fewest rows of a chunk whose pages are copied; None if none are.
+
+    By `use_timed`, or else MLX's own routing: a copy pays from 256 rows on, and from 64 on where
+    only MLX's attention computes on neural accelerators.
+    """
+    if (head_dim, dtype) in timed_choices:
+        return timed_choices[head_dim, dtype]
+    if dtype == mx.float32 or not is_fast(head_dim, dtype):
+        return None
+    has_accelerators = is_fused(_ONLY_ON_ACCELERATORS, dtype)
+    return MIN_ACCELERATED_ROWS if has_accelerators else MIN_COPIED_ROWS
+
 
 def longest_copied(
     rows: int, kv_heads: int, head_dim: int, dtype: mx.Dtype, memory: int | None = None
@@ -36,14 +67,12 @@ def longest_copied(
 
     memory: the machine's, in bytes; None for this one's
 
-    Nobody has measured on a Mac where MLX's attention over copies is faster. It is expected to be
-    on an M5, whose matrix units only MLX's kernels use; copying a key costs about as much as one
-    row's product with it, so 256 rows make the copy cheap. It depends on the chunk alone, so that
-    an answer does not depend on its neighbours. The tile kernel keeps float32, which MLX's
-    attention computes in TF32 on an M5, and the head dimensions whose fused kernel MLX itself does
-    not choose.
+    Copying a key costs about as much as one row's product with it, so many rows make the copy
+    cheap. It depends on the chunk alone, so that an answer does not depend on its neighbours. The
+    tile kernel keeps float32, which MLX's attention computes in TF32 on an M5.
     """
-    if rows < MIN_COPIED_ROWS or dtype == mx.float32 or not is_fast(head_dim, dtype):
+    first = first_copied_rows(head_dim, dtype)
+    if first is None or rows < first:
         return 0
     most = (total_memory() if memory is None else memory) // SHARE_COPIED
     return positions_in(most // (2 * kv_heads * head_dim * dtype.size))

@@ -26,7 +26,7 @@ from metal_kernels.gathered_attention import GatheredAttention
 from metal_kernels.kernels import Dispatch, Factory, Kernels
 from metal_kernels.latents import LatentAttention
 from metal_kernels.limits import PAGE_SIZES
-from metal_kernels.long_chunks import ChunkRun, runs_of
+from metal_kernels.long_chunks import ChunkRun, Gathered, runs_of
 from metal_kernels.ops import (
     FLOATS,
     Attention,
@@ -265,6 +265,23 @@ class MetalBackend:
             lambda: self._dispatches.prefill(queries, k_pool, tables, attention, sinks),
         )
         return self._by_tiles(attend, queries, k_pool, v_pool, sinks)
+
+    def attend_copies(
+        self,
+        queries: mx.array,
+        k_pool: mx.array,
+        v_pool: mx.array,
+        tables: SequenceTables,
+        attention: Attention,
+        sinks: mx.array | None = None,
+    ) -> mx.array:
+        """Like `paged_prefill` of one chunk, by MLX's fused attention over copies of its pages.
+
+        Raises ValueError if MLX has none.
+        """
+        window = attention.window
+        gathered = tables.plan(("copies", window), lambda: Gathered.from_tables(tables, window))
+        return self._gathered.attend(queries, k_pool, v_pool, tables, gathered, attention, sinks)
 
     def _by_tiles(
         self,

@@ -46,6 +46,7 @@ class TimedAttention:
     group: query heads of a kv head
     by_tiles: chunks by the tile kernel, also where the backend would have MLX's attention read
         copies
+    by_copies: the other way round; of one sequence
     pool_bytes: of a pool that is larger than the sequences need; 0 for what they need
     """
 
@@ -58,6 +59,7 @@ class TimedAttention:
     group: int = GROUP
     is_quantised: bool = False
     by_tiles: bool = False
+    by_copies: bool = False
     pool_bytes: int = 0
 
     @property
@@ -107,8 +109,8 @@ def paged_seconds(
     pools = [backend.new_pool(*shape, what.pool_dtype) for _ in range(2)]
     tables = what.tables()
     op: Callable[..., mx.array] = backend.paged_decode if what.rows == 1 else backend.paged_prefill
-    if what.by_tiles and isinstance(backend, MetalBackend):
-        op = backend.attend_tiles
+    if isinstance(backend, MetalBackend) and (what.by_tiles or what.by_copies):
+        op = backend.attend_tiles if what.by_tiles else backend.attend_copies
     queries = what.queries()
     evaluate(queries, *pools)
 

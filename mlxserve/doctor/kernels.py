@@ -43,6 +43,21 @@ def check_kernels() -> Iterator[Finding]:
         "ops", lambda: _op_errors(check_ops(MetalBackend(on_metal), HEAD_DIMS), "Metal")
     )
     yield from section("speeds", lambda: _speeds(MetalBackend(on_metal)))
+    yield from section("long chunks", _chunks)
+
+
+def _chunks() -> Iterator[Finding]:
+    """Report how long chunks attend here, as it was timed when models were loaded."""
+    from mlxserve.model.chunk_choice import kept_times
+
+    times = kept_times().all()
+    for label, of_shape in times.items():
+        yield Finding("long chunks", f"{label}: {of_shape}")
+    if not times:
+        value = (
+            "by MLX's own routing until a model is loaded: nothing was timed on this machine yet"
+        )
+        yield Finding("long chunks", value)
 
 
 def _writes_in_place(backend: MetalBackend) -> Finding:

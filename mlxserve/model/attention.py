@@ -15,6 +15,7 @@ from mlxserve.cache.kv import Backends
 from mlxserve.core.errors import InvalidConfig, UnsupportedModel
 from mlxserve.hub.adapter_files import AdapterFiles
 from mlxserve.hub.files import ModelFiles
+from mlxserve.model.chunk_choice import choose_chunks
 from mlxserve.model.few_row_products import use_few_rows
 from mlxserve.model.fused_layers import FusedLayers, can_fuse
 from mlxserve.model.load import LoadedModel, load
@@ -55,6 +56,7 @@ def load_probed(
     may_fuse = not adapters and not may_see(files, loaded)
     choice = choose_attention(attention_backend, loaded, may_fuse=may_fuse)
     use_few_rows(choice.loaded, choice.backends)
+    choose_chunks(choice.loaded, choice.backends)
     loaded = _with_vision(files, choice, is_metal, memory_limit)
     if adapters:
         assert group is None, "ranks have no adapters"

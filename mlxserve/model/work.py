@@ -28,9 +28,14 @@ def forward_work(loaded: LoadedModel) -> ForwardWork:
     )
     alike: Counter[int | None] = Counter()
     for spec in loaded.layers:
-        heads = max(spec.kv_heads, _first_number(config, _HEADS) or 0)
+        heads = max(spec.kv_heads, num_query_heads(loaded))
         alike[spec.window] += heads * (spec.key_dim + spec.value_dim)
     return ForwardWork(weights, tuple((each, window) for window, each in alike.items()))
+
+
+def num_query_heads(loaded: LoadedModel) -> int:
+    """Query heads of a layer by the model's config; 1 if it does not say."""
+    return _first_number(text_config(loaded.config), _HEADS) or 1
 
 
 def _weight_work(module: nn.Module, num_used: int | None) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -11,9 +12,11 @@ import pytest
 
 from metal_kernels import checkup, kernels, metal, selftest, speeds
 from metal_kernels.checkup import OpCheck
+from metal_kernels.chunk_trial import ChunkTimes
 from mlxserve.doctor import kernels as doctor
 from mlxserve.doctor.finding import Finding, Grade
 from mlxserve.doctor.kernels import check_kernels
+from mlxserve.model import chunk_choice
 from tests.emulated import emulated_factory
 
 DTYPES = ("float16", "bfloat16", "float32")
@@ -152,6 +155,27 @@ def test_writes_that_are_not_in_place_are_broken_with_the_reason(
     finding = next(iter(check_kernels()))
     assert (finding.name, finding.grade) == ("in-place writes", Grade.BROKEN)
     assert "step 1 came late" in finding.value
+
+
+@pytest.mark.usefixtures("mac")
+@pytest.mark.parametrize("is_timed", [False, True])
+def test_how_long_chunks_attend_and_why_is_reported(
+    is_timed: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    quick = speeds.Speeds(1.0, 1.0, 1.0)
+    monkeypatch.setattr(chunk_choice, "data_home", lambda: tmp_path)
+    monkeypatch.setattr(speeds, "measure", lambda _backend: quick)
+    monkeypatch.setattr(checkup, "check_ops", lambda _backend, _dims: iter(()))
+    if is_timed:
+        times = ChunkTimes({64: (1.0, 1.5), 128: (2.0, 1.75), 256: (4.0, 3.0)})
+        chunk_choice.kept_times().keep("8 kv heads of 128", times)
+    [finding] = [each for each in check_kernels() if each.name == "long chunks"]
+    assert finding.value == (
+        "8 kv heads of 128: copies from 128 rows on: 64, 128, 256 rows take "
+        "1.00 and 1.50, 2.00 and 1.75, 4.00 and 3.00 ms by tiles and copies"
+        if is_timed
+        else "by MLX's own routing until a model is loaded: nothing was timed on this machine yet"
+    )
 
 
 def proved(monkeypatch: pytest.MonkeyPatch, *reasons: str | None) -> list[Finding]:

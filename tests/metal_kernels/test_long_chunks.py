@@ -119,6 +119,7 @@ def mac(monkeypatch: pytest.MonkeyPatch) -> Iterator[Answer]:
         attention = MacAttention(head_dims)
         monkeypatch.setattr(mx.metal, "is_available", lambda: True)
         monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", attention)
+        monkeypatch.setattr(long_chunks, "timed_choices", {})
         long_chunks.is_fused.cache_clear()
         return attention
 
@@ -127,8 +128,8 @@ def mac(monkeypatch: pytest.MonkeyPatch) -> Iterator[Answer]:
 
 
 def ways(dtype: mx.Dtype = mx.bfloat16) -> dict[int, str]:
-    """Of each head dimension that the kernels take: c for copies, t for tiles, of chunks of 255 to 2,048 rows."""
-    rows = (255, 256, 512, 1024, 2048)
+    """Of each head dimension that the kernels take: c for copies, t for tiles, of chunks of 63 to 2,048 rows."""
+    rows = (63, 64, 255, 256, 512, 2048)
     return {
         head_dim: "".join(
             "c" if longest_copied(each, 8, head_dim, dtype, 16 << 30) else "t" for each in rows
@@ -137,13 +138,16 @@ def ways(dtype: mx.Dtype = mx.bfloat16) -> dict[int, str]:
     }
 
 
-_BY_TILES, _BY_COPIES = "ttttt", "tcccc"
+_BY_TILES, _BY_COPIES, _FROM_64_ROWS = "tttttt", "tttccc", "tccccc"
 # MLX itself computes 192 and 256 unfused on chips before the M5, and has no fused kernel for 112 and 512 there.
 WITHOUT_ACCELERATORS = {
     **dict.fromkeys((64, 80, 96, 128), _BY_COPIES),
     **dict.fromkeys((112, 192, 256, 512), _BY_TILES),
 }
-WITH_ACCELERATORS = WITHOUT_ACCELERATORS | {256: _BY_COPIES, 512: _BY_COPIES}
+WITH_ACCELERATORS = {
+    **dict.fromkeys((64, 80, 96, 128, 256, 512), _FROM_64_ROWS),
+    **dict.fromkeys((112, 192), _BY_TILES),
+}
 
 
 @pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=str)

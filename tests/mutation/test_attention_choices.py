@@ -9,12 +9,20 @@ import mlx.core as mx
 import pytest
 
 from metal_kernels import long_chunks
+from metal_kernels.chunk_trial import ChunkTimes
 from metal_kernels.dispatches import Dispatches
 from metal_kernels.speeds import TimedAttention
 from tests import memory_table
 from tests.doctor import test_attention_speeds
 from tests.geometries import QWEN3_8B
-from tests.metal_kernels import test_long_chunks, test_msl_latents, test_plans, test_rounding
+from tests.metal_kernels import (
+    test_chunk_trial,
+    test_long_chunks,
+    test_msl_latents,
+    test_plans,
+    test_rounding,
+)
+from tests.metal_kernels.test_chunk_trial import no_times as no_times
 from tests.metal_kernels.test_long_chunks import mac as mac
 from tests.model import test_step_memory
 from tests.mutation.bug import Bug
@@ -81,6 +89,21 @@ FOUND: dict[str, Bug] = {
         "if not is_fused(head_dim, dtype):",
         "if False:",
         test_long_chunks.test_a_kernel_that_mlx_does_not_have_is_not_chosen,
+    ),
+    "copy few rows because more are faster": Bug(
+        ChunkTimes,
+        "first_copied",
+        "break",
+        "continue",
+        test_chunk_trial.test_copies_begin_where_they_are_faster_for_all_more_rows,
+        {"copies": (0.9, 1.1, 0.9), "first": 256},
+    ),
+    "let the last model choose for all": Bug(
+        test_chunk_trial,
+        "use_timed",
+        "timed_choices.setdefault((head_dim, dtype), first_copied)",
+        "timed_choices[head_dim, dtype] = first_copied",
+        test_chunk_trial.test_what_was_timed_replaces_the_rule_and_the_first_model_decides,
     ),
     "decode large groups one head after the other": Bug(
         Dispatches,

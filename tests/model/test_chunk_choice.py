@@ -1,0 +1,152 @@
+"""What was timed for a model's chunks is kept for this chip and these versions, and used."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import pytest
+
+from metal_kernels import long_chunks
+from metal_kernels.kernels import Kernel, KernelSpec
+from metal_kernels.long_chunks import first_copied_rows
+from metal_kernels.metal import MetalBackend
+from metal_kernels.speeds import TimedAttention
+from metal_kernels.step_ways import StepWay
+from mlxserve.model import chunk_choice
+from mlxserve.model.chunk_choice import choose_chunks, kept_times
+from mlxserve.model.load import LoadedModel, prepare
+
+BuildModel = Callable[..., tuple[nn.Module, dict[str, Any]]]
+
+
+class Timer:
+    """Chunks by copies take `copies` seconds, by tiles one."""
+
+    def __init__(self, copies: float) -> None:
+        self._copies = copies
+        self.timed: list[TimedAttention] = []
+
+    def __call__(self, _backend: MetalBackend, what: TimedAttention) -> float:
+        self.timed.append(what)
+        return self._copies if what.by_copies else 1.0
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Of a Mac whose process has timed nothing yet."""
+    monkeypatch.setattr(chunk_choice, "data_home", lambda: tmp_path)
+    monkeypatch.setattr(chunk_choice, "has_metal", lambda: True)
+    monkeypatch.setattr(mx, "device_info", lambda: {"device_name": "Apple M4"})
+    begin_process(monkeypatch)
+    return tmp_path / "chunk-times.json"
+
+
+def begin_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(long_chunks, "timed_choices", {})
+
+
+@pytest.fixture(scope="module")
+def loaded(build_model: BuildModel) -> LoadedModel:
+    """Layers with a window and without."""
+    model, config = build_model("gemma3_text", head_dim=64)
+    model.set_dtype(mx.bfloat16)
+    return prepare(model, config, "tiny")
+
+
+def no_kernel(_spec: KernelSpec, _source: str) -> Kernel:
+    pytest.fail("no kernel is made")
+
+
+METAL = MetalBackend(no_kernel)
+
+
+def choose(loaded: LoadedModel, copies: float = 0.5, backend: MetalBackend = METAL) -> Timer:
+    timer = Timer(copies)
+    choose_chunks(loaded, [backend] * len(loaded.layers), timer)
+    return timer
+
+
+def test_the_layer_that_sees_most_is_timed_once_on_a_machine(
+    loaded: LoadedModel,
+    file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "mlxserve")
+    first = choose(loaded)
+    assert {(what.head_dim, what.dtype) for what in first.timed} == {(64, mx.bfloat16)}
+    [spec] = {(s.kv_heads, s.key_dim) for s in loaded.layers}
+    assert {(what.kv_heads, what.head_dim) for what in first.timed} == {spec}
+    assert {what.context for what in first.timed} == {min(4096, loaded.context.longest)}
+    assert first_copied_rows(64, mx.bfloat16) == 64
+    assert "by copies from 64 rows on: 64, 128, 256 rows take 1000.00 and 500.00" in caplog.text
+    begin_process(monkeypatch)
+    assert choose(loaded, copies=2.0).timed == []
+    assert first_copied_rows(64, mx.bfloat16) == 64
+    assert file.is_file()
+
+
+def test_tiles_that_are_faster_take_all_chunks(loaded: LoadedModel, file: Path) -> None:
+    choose(loaded, copies=2.0)
+    assert first_copied_rows(64, mx.bfloat16) is None
+
+
+def test_pools_in_8_bits_are_timed_for_themselves(loaded: LoadedModel, file: Path) -> None:
+    choose(loaded)
+    in_8_bits = choose(loaded.in_8_bits())
+    assert in_8_bits.timed
+    assert all(what.is_quantised for what in in_8_bits.timed)
+    assert len(kept_times().all()) == 2
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", "{}", '{"of": 3}', '{"of": null, "shapes": {"a": [[1, 2]]}}']
+)
+def test_a_broken_file_is_measured_again(loaded: LoadedModel, file: Path, content: str) -> None:
+    choose(loaded)
+    kept = json.loads(file.read_text())
+    file.write_text(content.replace("null", json.dumps(kept["of"])))
+    assert kept_times().all() == {}
+    assert choose(loaded).timed
+    assert json.loads(file.read_text()) == kept
+
+
+@pytest.mark.parametrize("changed", ["chip", "mlx"])
+def test_another_chip_or_mlx_is_measured_anew(
+    changed: str, loaded: LoadedModel, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    choose(loaded)
+    begin_process(monkeypatch)
+    if changed == "chip":
+        monkeypatch.setattr(mx, "device_info", lambda: {"device_name": "Apple M5"})
+    else:
+        monkeypatch.setattr(chunk_choice, "version", lambda _package: "0.40.0")
+    assert choose(loaded, copies=2.0).timed
+    assert first_copied_rows(64, mx.bfloat16) is None
+
+
+def test_nothing_is_timed_where_it_would_mean_nothing(
+    loaded: LoadedModel, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert choose(replace(loaded, by_sequence=True)).timed == []
+    without = MetalBackend(no_kernel, without=frozenset([StepWay.GATHERED]))
+    assert choose(loaded, backend=without).timed == []
+    monkeypatch.setattr(chunk_choice, "has_metal", lambda: False)
+    assert choose(loaded).timed == []
+    assert not file.exists()
+
+
+def test_a_folder_that_cannot_be_written_is_no_failure(
+    loaded: LoadedModel, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file.parent.joinpath("file").touch()
+    monkeypatch.setattr(chunk_choice, "data_home", lambda: file.parent / "file")
+    assert choose(loaded).timed
+    assert first_copied_rows(64, mx.bfloat16) == 64
