@@ -161,13 +161,14 @@ def tile_lines(heads: int) -> int:
 def tile_keys(latent_dim: int, rope_dim: int, item_size: int) -> int:
     """Keys of a tile.
 
-    The most with which two threadgroups fit in a core's threadgroup memory, so that one computes
-    while the other stages; or the most with which one does.
+    The most with which two threadgroups fit in a core's memory, so that one computes while the
+    other stages. A core of an M1 or later has 60 KiB, of which Metal gives one threadgroup 32
+    (philipturner/metal-benchmarks).
     """
-    for groups in (2, 1):
-        for keys in (32, 16, 8):
-            if groups * tile_bytes(latent_dim, rope_dim, item_size, keys) <= 32 << 10:
-                return keys
+    for keys in (32, 16, 8):
+        nbytes = tile_bytes(latent_dim, rope_dim, item_size, keys)
+        if nbytes <= 32 << 10 and 2 * nbytes <= 60 << 10:
+            return keys
     raise ValueError(f"no tile of latents of {latent_dim} dimensions fits in threadgroup memory")
 
 

@@ -205,8 +205,12 @@ def tile_bytes(head_dim: int, item_size: int, side: int, tiles: int) -> int:
 
 
 def dim_split(head_dim: int) -> int:
-    """Simdgroups of paged_prefill that share the dimensions of a line; one has registers for 256."""
-    return 2 if head_dim > 256 else 1
+    """Simdgroups of paged_prefill and grouped_decode that share the dimensions of a line or of heads.
+
+    One with 256 dimensions has 133 matrix registers and others live in a thread, by a count of
+    those in the text; an M1 or M2 has 128, and the rest would be spilled to memory.
+    """
+    return 2 if head_dim > 192 else 1
 
 
 @dataclass(frozen=True, slots=True)

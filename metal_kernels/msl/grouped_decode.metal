@@ -14,7 +14,7 @@
 // template: T, D, GROUP (H / K), PARTS (simdgroups side by side, each with 8 heads of the group), BLOCKS
 // (threadgroups that share the group), IS_QUANTISED. One threadgroup per (kv head and block, partition):
 // grid (32 * TURNS * PARTS * SPLIT, K * BLOCKS, W). Four simdgroups (or two) take keys in turns, 16 at a
-// time; two share the dimensions where D > 256, for one has registers for 256.
+// time; two share the dimensions where D > 192: 256 take 134 registers of a thread, and an M1 or M2 has 128.
 //
 //   scores (8 keys, 8 heads)  =  keys   (8 keys, 8 dims)  x  queries (8 dims, 8 heads)
 //   sums   (8 dims, 8 heads)  +=  values (8 dims, 8 keys)  x  weights (8 keys, 8 heads)
@@ -24,7 +24,7 @@
 // of dimensions that they like: both factors have the same one. A quantised key's scale multiplies its
 // scores, a value's its weights. Values and weights are multiplied in float32, as paged_decode does.
 
-constexpr int SPLIT = D > 256 ? 2 : 1;
+constexpr int SPLIT = D > 192 ? 2 : 1;
 constexpr int TURNS = PARTS * SPLIT > 2 ? 2 : 4;  // 256 threads at most
 constexpr int DIMS = D / SPLIT;  // of a simdgroup
 constexpr int KEYS = 16;  // at a time; divides every page size

@@ -27,7 +27,7 @@
 //
 //   stage keys |barrier| multiply, stage values |barrier| multiply, stage the next keys |barrier| ...
 
-constexpr int SPLIT = D > 256 ? 2 : 1;
+constexpr int SPLIT = D > 192 ? 2 : 1;
 constexpr int DIMS = D / SPLIT;  // of a simdgroup
 constexpr int BLOCKS = SIDE / 8;  // of 8 keys
 constexpr int THREADS = SIDE * 4 * SPLIT;

@@ -121,11 +121,10 @@ def test_a_tile_fits_in_threadgroup_memory_and_partitions_are_whole_tiles(
 ) -> None:
     keys = tile_keys(*dims, dtype.size)
     assert tile_bytes(*dims, dtype.size, keys) <= 32 << 10
-    if keys > 8 or dtype != mx.float32:
-        assert 2 * tile_bytes(*dims, dtype.size, keys) <= 32 << 10, (
-            "two threadgroups stay on a core"
-        )
-    assert keys == 32 or 2 * tile_bytes(*dims, dtype.size, 2 * keys) > 32 << 10
+    assert 2 * tile_bytes(*dims, dtype.size, keys) <= 60 << 10, "two threadgroups stay on a core"
+    if keys < 32:
+        twice = tile_bytes(*dims, dtype.size, 2 * keys)
+        assert twice > 32 << 10 or 2 * twice > 60 << 10
     for heads in (1, 33, 65, 128):
         assert partition_size(heads) % keys == 0
 

@@ -356,7 +356,7 @@ CHOICES = {
         "lane == 0 ? most : lane == 1 ? weight : 0.0f",
     ],
     "grouped_decode": [
-        "D > 256 ? 2 : 1",
+        "D > 192 ? 2 : 1",
         "PARTS * SPLIT > 2 ? 2 : 4",
         "DIMS % 32 == 0 ? 4 : 2",
         "i == 0 ? highest_of_all : i == 1 ? weight : 0.0f",
@@ -366,7 +366,7 @@ CHOICES = {
         "D % 32 == 0 ? 4 : 2",
         "i == 0 ? highest_of_all : i == 1 ? weight : 0.0f",
     ],
-    "paged_prefill": ["D > 256 ? 2 : 1", "if (distance < 0 ", "if (distance < 1 "],
+    "paged_prefill": ["D > 192 ? 2 : 1", "if (distance < 0 ", "if (distance < 1 "],
     "paged_latent": [
         "LATENT > 256 ? 2 : 1",
         "i == 0 ? softmax.highest : i == 1 ? total : 0.0f",
