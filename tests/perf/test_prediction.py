@@ -12,7 +12,9 @@ from tests.perf import instructions
 from tests.perf.cli import app
 from tests.perf.prediction import (
     CHIPS,
+    MAX_ERROR,
     MODELS,
+    PUBLISHED,
     QWEN3_0_6B,
     AttentionCosts,
     Chip,
@@ -20,7 +22,10 @@ from tests.perf.prediction import (
     prefill_chunk,
 )
 
-pytestmark = pytest.mark.instruments
+pytestmark = [
+    pytest.mark.instruments,
+    pytest.mark.usefixtures("compiled", "on_a_cpu"),  # compiled functions are one dispatch
+]
 
 SLOW = AttentionCosts(lambda _group, _is_quantised: 30.0, lambda _is_quantised: 16.0)
 FAST = AttentionCosts(lambda _group, _is_quantised: 10.0, lambda _is_quantised: 12.0)
@@ -29,23 +34,40 @@ M5 = next(chip for chip in CHIPS if chip.name == "M5")
 
 
 def test_thirty_instructions_a_head_meet_the_memory_at_eight_heads() -> None:
-    """As a review found by hand: 1.00 on an M4 Pro, and twice that in 8 bits."""
+    """On an M4 Pro, whose memory reaches 0.84 of its figure; twice that in 8 bits."""
     ratios = []
     for is_quantised in (False, True):
         step = decode_step(M4_PRO, QWEN3_32B, 8192, SLOW, is_quantised=is_quantised)
         ratios.append(step.arithmetic / step.keys)
-    assert ratios[0] == pytest.approx(1.01, abs=0.02)
-    assert ratios[1] == pytest.approx(1.97, abs=0.03)
+    assert ratios[0] == pytest.approx(0.85, abs=0.02)
+    assert ratios[1] == pytest.approx(1.65, abs=0.03)
     fast = decode_step(M4_PRO, QWEN3_32B, 8192, FAST, is_quantised=True)
     assert not fast.is_bound_by_arithmetic
 
 
-def test_small_models_on_large_chips_are_bound_by_dispatches() -> None:
+def test_small_models_on_large_chips_spend_a_third_of_a_step_on_dispatches() -> None:
     ultra = max(CHIPS, key=lambda chip: chip.bandwidth)
     step = decode_step(ultra, QWEN3_0_6B, 1024, FAST)
-    assert step.dispatches > step.weights + step.keys
+    assert step.dispatches > step.seconds / 3
     large = decode_step(ultra, QWEN3_32B, 1024, FAST)
-    assert large.dispatches < large.weights
+    assert large.dispatches < large.weights / 10
+
+
+def test_the_dispatches_of_a_layer_are_those_of_the_step_that_is_built() -> None:
+    """Fused layers have fewer, which the table before and now shows."""
+    before, now = (
+        decode_step(M4_PRO, QWEN3_8B, 1024, replace(FAST, built_by=who)).dispatches
+        for who in ("ours, not fused", "ours")
+    )
+    assert before - now == pytest.approx(7 * QWEN3_8B.num_layers * 1.3e-6)
+
+
+def test_published_decodes_are_computed_within_15_percent_or_named() -> None:
+    """Which are not: those of 4B models, which others measured slower than memory and dispatches explain."""
+    errors = {f"{each.chip.name}, {each.model.name}": each.error for each in PUBLISHED}
+    assert all(abs(each.error) < 0.05 for each in PUBLISHED if each.is_fitted)
+    missed = {name for name, error in errors.items() if abs(error) > MAX_ERROR}
+    assert missed == {"M3 Pro, Qwen3-4B", "M4 Max, Qwen3-4B"}, errors
 
 
 def test_a_batch_reads_the_weights_once() -> None:
