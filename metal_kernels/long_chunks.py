@@ -187,8 +187,9 @@ class Gathered:
         listed = upload(np.concatenate([[first - first_page * size, num_seen, room], pages]))
         if window is None or window >= context:
             return cls(len(pages), num_seen, room, listed, "causal")
-        distance = np.arange(context - rows, context)[:, None] - np.arange(first, context)
-        mask = mx.array((distance >= 0) & (distance < window))
+        # By the device: half a million comparisons take a host a fifth of such a step's time.
+        distance = mx.expand_dims(mx.arange(context - rows, context), 1) - mx.arange(first, context)
+        mask = (distance >= 0) & (distance < window)
         return cls(len(pages), num_seen, room, listed, mask)
 
 
