@@ -24,6 +24,14 @@ _PROMPTS = (512, 2048)
 _CHUNK = 512  # rows of a chunk behind a context
 _CONTEXTS = (8192, 32768)
 _GROUPS = (1, 4, 8, 16)
+# Kv heads and query heads for each, by head dimension, of models that are used much.
+_HEADS = {
+    64: (8, 8),  # gpt-oss
+    128: (8, 4),  # Qwen3, Llama 3
+    256: (2, 8),  # Qwen3.5; Gemma 4's layers with a window
+    512: (4, 8),  # Gemma 4's other layers
+}
+_FEW_ROWS = (64, 256)  # an agent's turn, and a chunk beside other answers
 _LATENT_HEADS = 16  # GLM-4.7-Flash has 20, DeepSeek V3 128
 
 
@@ -54,6 +62,7 @@ def tasks(dtype: mx.Dtype, other: mx.Dtype, grown: int) -> Iterable[Task]:
         decode = TimedAttention(context, dtype=other, is_quantised=True)
         name = f"attention of 1 decode at {context} tokens"
         yield Task(f"{name}, q8", "GB/s", decode, decode.kv_bytes / 1e9)
+    yield from _of_head_dims(other)
     for group in _GROUPS:
         decode = TimedAttention(_CONTEXTS[0], group=group, dtype=other)
         name = f"attention of 1 decode at {_CONTEXTS[0]} tokens, {dtype_name(other)}"
@@ -70,6 +79,22 @@ def tasks(dtype: mx.Dtype, other: mx.Dtype, grown: int) -> Iterable[Task]:
         what = TimedAttention(_CONTEXTS[0], dtype=other, pool_bytes=pool_bytes)
         name = f"attention of 1 decode at {_CONTEXTS[0]} tokens in a pool {state}"
         yield Task(name, "GB/s", what, what.kv_bytes / 1e9)
+
+
+def _of_head_dims(dtype: mx.Dtype) -> Iterable[Task]:
+    """Chunks in both ways that they may attend, and decodes, with the heads of models."""
+    for head_dim, (kv_heads, group) in _HEADS.items():
+        decode = TimedAttention(
+            _CONTEXTS[0], kv_heads=kv_heads, head_dim=head_dim, group=group, dtype=dtype
+        )
+        heads = f"{kv_heads} kv heads of {head_dim}, {group} query heads each"
+        name = f"attention of 1 decode at {_CONTEXTS[0]} tokens, {heads}"
+        yield Task(name, "GB/s", decode, decode.kv_bytes / 1e9)
+        for rows in _FEW_ROWS:
+            name = f"attention of {rows} rows behind {_CONTEXTS[0]} tokens, {heads}"
+            chunk = replace(decode, rows=rows)
+            yield Task(f"{name}, tile kernel", "rows/s", replace(chunk, by_tiles=True), rows)
+            yield Task(f"{name}, copies", "rows/s", replace(chunk, by_copies=True), rows)
 
 
 def dtype_name(dtype: mx.Dtype) -> str:

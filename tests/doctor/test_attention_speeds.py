@@ -79,6 +79,16 @@ def test_what_is_unknown_on_a_mac_is_asked() -> None:
     assert len(set(names)) == len(names)
 
 
+def test_chunks_of_every_head_dimension_of_models_are_asked_in_both_ways() -> None:
+    """So the first report decides what a trial at load decides for one model."""
+    asked = [task.what for task in every_task() if not task.is_latent]
+    for head_dim in (64, 128, 256, 512):
+        for rows in (64, 256):
+            of_rows = [w for w in asked if (w.head_dim, w.rows) == (head_dim, rows)]
+            assert {(w.by_tiles, w.by_copies) for w in of_rows} == {(True, False), (False, True)}
+        assert any(w.rows == 1 for w in asked if w.head_dim == head_dim)
+
+
 def test_all_of_it_fits_beside_contiguous_keys_on_a_machine_with_8_gb() -> None:
     assert max(task.what.kv_bytes for task in every_task()) < 300e6
 
