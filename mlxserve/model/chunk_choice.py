@@ -18,7 +18,7 @@ import mlx.core as mx
 
 from metal_kernels.choice import has_metal
 from metal_kernels.chunk_trial import MAX_CONTEXT, ChunkTimes, Timer, seconds_of, time_chunks
-from metal_kernels.long_chunks import use_timed
+from metal_kernels.long_chunks import first_copied_rows, use_timed
 from metal_kernels.metal import MetalBackend
 from metal_kernels.ops import Backend
 from metal_kernels.speeds import TimedAttention
@@ -34,6 +34,7 @@ log = logging.getLogger("mlxserve.chunks")
 
 FILE_NAME = "chunk-times.json"
 _MAX_BYTES = 1 << 20
+_OF_ANOTHER = "but the choice is that of a model loaded before, whose answers would change with it"
 
 
 class KeptTimes:
@@ -94,8 +95,10 @@ def choose_chunks(
             if times is None:
                 continue
             kept.keep(label, times)
-        log.info("Chunks of %s by %s", label, times)
         use_timed(what.head_dim, what.dtype, times.first_copied)
+        first = first_copied_rows(what.head_dim, what.dtype)
+        kept_choice = "" if first == times.first_copied else f"; {_OF_ANOTHER}"
+        log.info("Chunks of %s by %s%s", label, times, kept_choice)
 
 
 def _shapes(loaded: LoadedModel) -> Iterator[TimedAttention]:

@@ -98,9 +98,15 @@ def test_tiles_that_are_faster_take_all_chunks(loaded: LoadedModel, file: Path) 
     assert first_copied_rows(64, mx.bfloat16) is None
 
 
-def test_pools_in_8_bits_are_timed_for_themselves(loaded: LoadedModel, file: Path) -> None:
+def test_pools_in_8_bits_are_timed_for_themselves(
+    loaded: LoadedModel, file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "mlxserve")
     choose(loaded)
-    in_8_bits = choose(loaded.in_8_bits())
+    assert "loaded before" not in caplog.text
+    in_8_bits = choose(loaded.in_8_bits(), copies=2.0)
+    assert first_copied_rows(64, mx.bfloat16) == 64
+    assert "the choice is that of a model loaded before" in caplog.text
     assert in_8_bits.timed
     assert all(what.is_quantised for what in in_8_bits.timed)
     assert len(kept_times().all()) == 2
