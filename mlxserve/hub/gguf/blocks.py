@@ -58,6 +58,11 @@ class Repacking:
     zero: int = 0
     mode: str = "affine"
 
+    @property
+    def form(self) -> tuple[int, str]:
+        """Tensors of one form can be joined."""
+        return self.bits, self.mode
+
 
 def _half(raw: Bytes, at: int) -> Halves:
     return raw[:, at : at + 2].view(np.float16)

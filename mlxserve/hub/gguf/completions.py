@@ -158,12 +158,62 @@ def _deepseek(config: Config, values: Given) -> Config:
     }
 
 
+def _mistral3(config: Config, values: Given) -> Config:
+    """Rotation and scaled queries of Ministral 3; without `attention.temperature_scale` there are none."""
+    rotary: Config = {**(config.get("rope_scaling") or {"rope_type": "default"})}
+    if "mscale" in rotary:  # the file has the whole number here
+        rotary["mscale"] = rotary["mscale_all_dim"] = values["rope.scaling.yarn_log_multiplier"]
+    original = values.get("rope.scaling.original_context_length", values.get("context_length"))
+    rotary |= {
+        "rope_theta": config.get("rope_theta", 10_000.0),
+        "llama_4_scaling_beta": config.get("llama_4_scaling_beta", 0.0),
+        "original_max_position_embeddings": original,
+    }
+    return config | {"rope_parameters": rotary}
+
+
+def _minicpm(config: Config, values: Given) -> Config:
+    depth = values["residual_scale"] * config["num_hidden_layers"] ** 0.5
+    base = config["hidden_size"] / values.get("logit_scale", 1.0)
+    return config | {"scale_depth": depth, "dim_model_base": base}
+
+
+def _exaone4(config: Config, values: Given) -> Config:
+    """The large one has a window in three layers of four."""
+    window = values.get("attention.sliding_window")
+    pattern = {"sliding_window": window, "sliding_window_pattern": "LLLG" if window else None}
+    return {"rope_scaling": None} | config | pattern
+
+
+def _gpt_neox(config: Config, values: Given) -> Config:
+    rotated = values.get("rope.dimension_count", config["head_dim"])
+    base = {"rotary_emb_base": int(config.get("rope_theta", 10_000))}
+    return config | base | {"rotary_pct": rotated / config["head_dim"]}
+
+
+def _gpt(config: Config, _: Given) -> Config:
+    heads = config.pop("num_key_value_heads", None)
+    return config | {
+        "n_ctx": config["n_positions"],
+        "multi_query": heads == 1,
+        "attention_bias": True,
+        "mlp_bias": True,
+    }
+
+
 COMPLETIONS: Mapping[str, Callable[[Config, Given], Config]] = {
     "llama": _llama,
     "gemma2": _gemma,
     "gemma3": _gemma,
     "phi3": _part_rotated,
     "glm4": _part_rotated,
+    "mistral3": _mistral3,
+    "minicpm": _minicpm,
+    "exaone4": _exaone4,
+    "gptneox": _gpt_neox,
+    "gpt2": _gpt,
+    "starcoder": _gpt,
+    **dict.fromkeys(("phi2", "stablelm", "nemotron"), _part_rotated),
     "gpt-oss": _gpt_oss,
     "lfm2": _lfm2,
     "deepseek2": _deepseek,

@@ -9,7 +9,8 @@ import numpy as np
 
 from mlxserve.core.errors import UnsupportedModel, in_one_line
 from mlxserve.hub.gguf.completions import COMPLETIONS, rope_scaling
-from mlxserve.hub.gguf.families import COMMON_KEYS, FAMILIES, Family
+from mlxserve.hub.gguf.families import FAMILIES
+from mlxserve.hub.gguf.family import COMMON_FLAGS, COMMON_KEYS, Family
 from mlxserve.hub.gguf.reader import Header
 
 # Ends of an answer or of its turn, by their texts, as llama.cpp finds them: files name only one of them.
@@ -111,11 +112,13 @@ def _config(header: Header) -> dict[str, Any]:
         "model_type": rules.model_type,
         "vocab_size": header.tensors["token_embd.weight"].shape[0],
         "tie_word_embeddings": "output.weight" not in header.tensors,
-        "attention_bias": "blk.0.attn_q.bias" in header.tensors,
-        "mlp_bias": "blk.0.ffn_up.bias" in header.tensors,
         "bos_token_id": header.metadata.get("tokenizer.ggml.bos_token_id"),
         "pad_token_id": header.metadata.get("tokenizer.ggml.padding_token_id"),
         "eos_token_id": end_tokens(header),
+        **{
+            option: tensor in header.tensors
+            for option, tensor in {**COMMON_FLAGS, **rules.flags}.items()
+        },
         **rules.fixed,
     }
     config.setdefault("num_key_value_heads", config["num_attention_heads"])

@@ -1,58 +1,11 @@
-"""Maps llama.cpp's architectures to mlx-lm's, with their differences in file layout.
-
-Data only. Metadata keys are llama.cpp's (gguf-py/gguf/constants.py), configuration keys those of
-mlx-lm's `ModelArgs`, which are transformers'. Names of tensors come from
-`gguf.get_tensor_name_map`, which knows transformers' names; `modules` has what mlx-lm calls
-otherwise.
-"""
+"""Maps llama.cpp's architectures to mlx-lm's: a row of data for each (`family.py`)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
 
-COMMON_KEYS: Mapping[str, str] = {
-    "context_length": "max_position_embeddings",
-    "block_count": "num_hidden_layers",
-    "embedding_length": "hidden_size",
-    "feed_forward_length": "intermediate_size",
-    "attention.head_count": "num_attention_heads",
-    "attention.head_count_kv": "num_key_value_heads",
-    "attention.key_length": "head_dim",
-    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
-    "rope.freq_base": "rope_theta",
-    "expert_used_count": "num_experts_per_tok",
-}
-# Parts of a layer that mlx-lm calls otherwise than transformers.
-COMMON_MODULES: Mapping[str, str] = {
-    "switch_mlp.gate_proj": "ffn_gate_exps",
-    "switch_mlp.up_proj": "ffn_up_exps",
-    "switch_mlp.down_proj": "ffn_down_exps",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Family:
-    """The reading rules for files of one architecture.
-
-    model_type   in mlx-lm
-    keys         metadata keys beyond COMMON_KEYS, without the architecture's name before them
-    fixed        configuration that llama.cpp's code has, not the file
-    modules      ends of mlx-lm's names of parts of a layer, and llama.cpp's names of them
-    swaps_pairs  rows of q and k are stored so that each rotated pair is adjacent
-    norm_offset  what was added to the weights of norms
-    is_bfloat16  activations may exceed float16
-    """
-
-    model_type: str
-    keys: Mapping[str, str] = field(default_factory=dict)
-    fixed: Mapping[str, Any] = field(default_factory=dict)
-    modules: Mapping[str, str] = field(default_factory=dict)
-    swaps_pairs: bool = False
-    norm_offset: float = 0.0
-    is_bfloat16: bool = False
-
+from mlxserve.hub.gguf.dense import DENSE
+from mlxserve.hub.gguf.family import MINUS_ONE, SWAP_PAIRS, Family
 
 _GEMMA = {
     "rope.freq_base_swa": "rope_local_base_freq",
@@ -86,10 +39,11 @@ _DEEPSEEK = {
 }
 
 FAMILIES: Mapping[str, Family] = {
+    **DENSE,
     "llama": Family(
         "llama",
         {"expert_count": "num_local_experts"},
-        swaps_pairs=True,
+        actions=SWAP_PAIRS,
     ),
     "qwen2": Family("qwen2"),
     "qwen2moe": Family("qwen2_moe", _QWEN_MOE),
@@ -99,8 +53,8 @@ FAMILIES: Mapping[str, Family] = {
         _QWEN_MOE,
         {"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []},
     ),
-    "gemma2": Family("gemma2", _GEMMA, norm_offset=1.0, is_bfloat16=True),
-    "gemma3": Family("gemma3_text", _GEMMA, norm_offset=1.0, is_bfloat16=True),
+    "gemma2": Family("gemma2", _GEMMA, actions=MINUS_ONE, is_bfloat16=True),
+    "gemma3": Family("gemma3_text", _GEMMA, actions=MINUS_ONE, is_bfloat16=True),
     "phi3": Family("phi3"),
     "gpt-oss": Family(
         "gpt_oss",
@@ -131,9 +85,9 @@ FAMILIES: Mapping[str, Family] = {
             "block_ffn_dim_multiplier": 1.0,
         },
     ),
-    "granite": Family("granite", _GRANITE, swaps_pairs=True),
+    "granite": Family("granite", _GRANITE, actions=SWAP_PAIRS),
     "granitemoe": Family(
-        "granitemoe", {**_GRANITE, "expert_count": "num_local_experts"}, swaps_pairs=True
+        "granitemoe", {**_GRANITE, "expert_count": "num_local_experts"}, actions=SWAP_PAIRS
     ),
     "glm4": Family("glm4"),
     "deepseek2": Family(

@@ -7,28 +7,27 @@ is used at any time than what is kept. The threads begin with the next tensor wh
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
+from math import prod
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
-from mlx.utils import tree_flatten
 
 from metal_kernels.reading import view
 from mlxserve.core.errors import UnsupportedModel
 from mlxserve.hub.gguf.blocks import GROUP_SIZE, REPACKINGS
-from mlxserve.hub.gguf.config import architecture, family
-from mlxserve.hub.gguf.families import COMMON_MODULES, Family
+from mlxserve.hub.gguf.config import family
 from mlxserve.hub.gguf.lanes import Bytes
 from mlxserve.hub.gguf.latents import computed, other_form
 from mlxserve.hub.gguf.memory import unwritten
 from mlxserve.hub.gguf.reader import Header, TensorInfo, block_size
 from mlxserve.hub.gguf.scales import write_scales
+from mlxserve.hub.gguf.slots import Slot, slots_of
 
 # Values repacked at a time: less costs calls, each of which may wait for the interpreter, more costs caches. Not a
 # power of two, with which all rows of lanes would begin in the same places of a cache.
@@ -39,19 +38,8 @@ _PLAIN = {"F32": mx.float32, "F16": mx.float16, "BF16": mx.bfloat16}
 _IN_THE_CONFIGURATION = frozenset(
     {"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"}
 )
-_LAYER = re.compile(r"layers\.(\d+)\.(.*)")
-_ROTATED = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}
 _SHOWN = 3  # names in a message
 Arrays = dict[str, mx.array]
-
-
-@dataclass(frozen=True, slots=True)
-class _Slot:
-    """A parameter of the model; `can_pack` if its module has a quantised form."""
-
-    path: str
-    shape: tuple[int, ...]
-    can_pack: bool
 
 
 def load_gguf(header: Header, config: Mapping[str, Any], *, is_metal: bool) -> nn.Module:
@@ -72,25 +60,18 @@ def load_gguf(header: Header, config: Mapping[str, Any], *, is_metal: bool) -> n
     quantised: dict[str, dict[str, Any]] = {}
     weights: Arrays = {}
     scale_dtype = mx.float16 if dtype == mx.float16 else mx.float32
-    for slot, tensor, packing in _begun(_matched(model, header, config), scale_dtype):
+    for slot, tensors, packings in _begun(_matched(model, header, config), scale_dtype):
         module, _, leaf = slot.path.rpartition(".")
-        if isinstance(tensor, str):
-            sources = other_form(tensor, header.tensors)
-            plain = [dense(header.tensors[source]) for source in sources]
-            weights[slot.path] = computed(tensor, plain, config).astype(dtype)
-            mx.eval(weights[slot.path])
-            continue
-        if packing is None:
-            arrays = {leaf: _plain(tensor, slot, rules.norm_offset if "norm" in module else 0.0)}
-        else:
-            arrays = packing.result()
-            how = REPACKINGS[tensor.kind]
+        if packings:
+            arrays = _joined([packing.result() for packing in packings], slot, config)
+            how = REPACKINGS[tensors[0].kind]
             quantised[module] = {"group_size": GROUP_SIZE, "bits": how.bits, "mode": how.mode}
-        heads = _ROTATED.get(tensor.name.split(".")[-2])
-        if heads is not None and rules.swaps_pairs:
-            for array in arrays.values():
-                _swap_pairs(array, config[heads])
-        arrays = {f"{module}.{name}": _converted(array, dtype) for name, array in arrays.items()}
+        else:
+            arrays = {leaf: _plain(tensors, slot, config)}
+        arrays = {
+            f"{module}.{name}" if module else name: _converted(array, dtype)
+            for name, array in arrays.items()
+        }
         mx.eval(*arrays.values())
         weights |= arrays
     mx.eval(list(weights.values()))
@@ -111,20 +92,18 @@ def _converted(array: mx.array, dtype: mx.Dtype) -> mx.array:
 
 def _matched(
     model: nn.Module, header: Header, config: Mapping[str, Any]
-) -> Iterator[tuple[_Slot, TensorInfo | str]]:
-    """Pair each parameter with its tensor, or with the name of one that is computed.
+) -> Iterator[tuple[Slot, list[TensorInfo]]]:
+    """Pair each parameter with the tensors that it is made of, in the file's order.
 
     Raises UnsupportedModel.
     """
-    names = _tensor_names(model, header)
-    slots: dict[str, _Slot] = {}
-    others: dict[str, _Slot] = {}
-    missing = []
-    for slot, name in names:
-        if name in header.tensors:
-            slots[name] = slot
-        elif other_form(name, header.tensors):
-            others[name] = slot
+    tensors = header.tensors
+    slots, missing = [], []
+    for slot in slots_of(model, header):
+        if all(name in tensors for name in slot.names):
+            slots.append(slot)
+        elif others := other_form(slot.names[0], tensors):
+            slots.append(replace(slot, names=others, wanted=slot.names[0], can_pack=False))
         elif not (slot.path.startswith("lm_head.") and config["tie_word_embeddings"]):
             missing.append(slot.path)
     if missing:
@@ -133,46 +112,15 @@ def _matched(
             f"{', '.join(missing[:_SHOWN])}. If the model is split into several files, all of them "
             "must be in one folder; if not, take another conversion of it."
         )
-    used = {source for name in others for source in other_form(name, header.tensors)}
-    if unknown := sorted(header.tensors.keys() - slots.keys() - used - _IN_THE_CONFIGURATION):
+    used = {name for slot in slots for name in slot.names}
+    if unknown := sorted(tensors.keys() - used - _IN_THE_CONFIGURATION):
         raise UnsupportedModel(
             f"The GGUF file has {len(unknown)} tensors that mlx-lm's definition of the model has no "
             f"place for: {', '.join(unknown[:_SHOWN])}. Take the model's MLX conversion."
         )
-    for name, tensor in header.tensors.items():
-        if name in slots:
-            yield slots[name], tensor
-    yield from ((slot, name) for name, slot in others.items())
-
-
-def _tensor_names(model: nn.Module, header: Header) -> list[tuple[_Slot, str]]:
-    """Return the model's parameters and llama.cpp's names of them."""
-    from gguf import MODEL_ARCH, MODEL_ARCH_NAMES, get_tensor_name_map
-
-    [kind] = [arch for arch in MODEL_ARCH if MODEL_ARCH_NAMES[arch] == architecture(header)]
-    known = get_tensor_name_map(kind, len(model.layers))
-    modules = dict(model.named_modules())
-    names = []
-    for path, array in tree_flatten(model.parameters()):
-        module, _, leaf = path.rpartition(".")
-        name = _own_name(path, family(header)) or f"{known.get_name(module)}.{leaf}"
-        can_pack = leaf == "weight" and hasattr(modules[module], "to_quantized")
-        names.append((_Slot(path, array.shape, can_pack), name))
-    return names
-
-
-def _own_name(path: str, rules: Family) -> str | None:
-    """Return llama.cpp's name of a part that gguf's table lacks under mlx-lm's name."""
-    if (layer := _LAYER.search(path)) is None:
-        return None
-    number, inner = layer.groups()
-    for end, stem in {**COMMON_MODULES, **rules.modules}.items():
-        if inner == end:
-            return f"blk.{number}.{stem}"
-        module, _, leaf = inner.rpartition(".")
-        if module.endswith(end):
-            return f"blk.{number}.{stem}.{leaf}"
-    return None
+    order = {name: number for number, name in enumerate(tensors)}
+    for slot in sorted(slots, key=lambda slot: order[slot.names[0]]):
+        yield slot, [tensors[name] for name in slot.names]
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,30 +138,46 @@ class _Packing:
 
 
 def _begun(
-    matched: Iterable[tuple[_Slot, TensorInfo | str]], scale_dtype: mx.Dtype
-) -> Iterator[tuple[_Slot, TensorInfo | str, _Packing | None]]:
-    """Start the repacking of each tensor one ahead of the one that is yielded."""
+    matched: Iterable[tuple[Slot, list[TensorInfo]]], scale_dtype: mx.Dtype
+) -> Iterator[tuple[Slot, list[TensorInfo], list[_Packing]]]:
+    """Start the repacking of each parameter one ahead of the one that is yielded."""
     before = None
-    for slot, tensor in matched:
-        packing = None
-        if isinstance(tensor, TensorInfo) and slot.can_pack and tensor.kind in REPACKINGS:
-            packing = _begin(tensor, scale_dtype)
+    for slot, tensors in matched:
+        forms = {REPACKINGS[each.kind].form if each.kind in REPACKINGS else None for each in tensors}
+        is_packed = slot.can_pack and len(forms) == 1 and None not in forms
+        packings = [_begin(tensor, scale_dtype) for tensor in tensors] if is_packed else []
         if before is not None:
             yield before
-        before = slot, tensor, packing
+        before = slot, tensors, packings
     if before is not None:
         yield before
 
 
-def _plain(tensor: TensorInfo, slot: _Slot, offset: float) -> mx.array:
+def _joined(parts: list[Arrays], slot: Slot, config: Mapping[str, Any]) -> Arrays:
+    """Join quantised tensors by their rows and put them in the definition's order."""
+    arrays = parts[0]
+    if len(parts) > 1:
+        arrays = {name: mx.concatenate([part[name] for part in parts]) for name in arrays}
+    for action in slot.actions:
+        arrays = {name: action.apply(array, config) for name, array in arrays.items()}
+    # Axes of one, which llama.cpp leaves out or adds.
+    return {
+        name: array.reshape(*slot.shape[:-1], array.shape[-1]) for name, array in arrays.items()
+    }
+
+
+def _plain(tensors: list[TensorInfo], slot: Slot, config: Mapping[str, Any]) -> mx.array:
     """Return a parameter's values. Raises UnsupportedModel."""
-    array = dense(tensor)
-    if offset:
-        array = array.astype(mx.float32) - offset
+    arrays = [dense(tensor) for tensor in tensors]
+    if slot.wanted is not None:
+        return computed(slot.wanted, arrays, config)
+    array = arrays[0]
+    if len(arrays) > 1:
+        array = mx.concatenate([each.astype(mx.float32) for each in arrays])
+    for action in slot.actions:
+        array = action.apply(array, config)
     # Axes of one, which llama.cpp leaves out.
-    if array.size == np.prod(slot.shape):
-        array = array.reshape(slot.shape)
-    return array
+    return array.reshape(slot.shape) if array.size == prod(slot.shape) else array
 
 
 def dense(tensor: TensorInfo) -> mx.array:
@@ -299,12 +263,3 @@ def _threads() -> ThreadPoolExecutor:
     np.empty(_KEPT_BY_MALLOC, np.uint8)
     return ThreadPoolExecutor(min(8, os.cpu_count() or 1), "mlxserve-gguf")
 
-
-def _swap_pairs(array: mx.array, num_heads: int) -> None:
-    """Reorder rows (pair, half) of each head to (half, pair), in place.
-
-    mlx-lm rotates halves, llama.cpp neighbours.
-    """
-    heads = view(array.view(mx.uint8)).reshape(num_heads, -1, 2, array.nbytes // array.shape[0])
-    for head in heads:
-        head[:] = head.swapaxes(0, 1).copy().reshape(head.shape)

@@ -13,7 +13,8 @@ from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
 from mlxserve.core.errors import UnsupportedModel
 from mlxserve.hub.gguf.completions import rope_scaling
 from mlxserve.hub.gguf.config import generation_config, model_config
-from mlxserve.hub.gguf.families import COMMON_KEYS, COMMON_MODULES, FAMILIES
+from mlxserve.hub.gguf.families import FAMILIES
+from mlxserve.hub.gguf.family import COMMON_KEYS, COMMON_MODULES
 from mlxserve.hub.gguf.reader import Header, TensorInfo
 from tests.hub.gguf.architectures import ARCHITECTURES, METADATA
 

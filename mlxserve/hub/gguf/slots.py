@@ -1,0 +1,84 @@
+"""Names the tensors that each parameter of an mlx-lm model is made of."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.nn as nn
+from mlx.utils import tree_flatten
+
+from mlxserve.hub.gguf.actions import Action
+from mlxserve.hub.gguf.config import architecture, family
+from mlxserve.hub.gguf.family import COMMON_MODULES, Family
+from mlxserve.hub.gguf.reader import Header
+
+_LAYER = re.compile(r"(?:layers|h|blocks)\.(\d+)\.(.*)")
+# Parts of a layer that are parameters, not modules, and the end of their tensors' names.
+_BIASES = ("exp_probs_b",)
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A parameter of the model.
+
+    names     of the tensors that it is made of
+    can_pack  if its module has a quantised form, and the actions keep one
+    wanted    name of a tensor that is computed from `names` (`latents.py`)
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    names: tuple[str, ...]
+    actions: tuple[Action, ...] = ()
+    can_pack: bool = False
+    wanted: str | None = None
+
+
+def slots_of(model: nn.Module, header: Header) -> list[Slot]:
+    """Return the model's parameters with llama.cpp's names of their tensors."""
+    from gguf import MODEL_ARCH, MODEL_ARCH_NAMES, get_tensor_name_map
+
+    [kind] = [arch for arch in MODEL_ARCH if MODEL_ARCH_NAMES[arch] == architecture(header)]
+    known = get_tensor_name_map(kind, len(model.layers))
+    modules, rules = dict(model.named_modules()), family(header)
+    slots = []
+    for path, array in tree_flatten(model.parameters()):
+        module, _, leaf = path.rpartition(".")
+        actions = rules.actions_of(path)
+        is_packable = leaf == "weight" and hasattr(modules[module], "to_quantized")
+        can_pack = is_packable and all(action.moves_only for action in actions)
+        names = _own_names(path, rules) or (_known_name(path, known),)
+        slots.append(Slot(path, array.shape, names, actions, can_pack))
+    return slots
+
+
+def _known_name(path: str, known: Any) -> str:
+    """Return the name in gguf's table, which has modules and bare parameters of transformers."""
+    path = path.replace("language_model.", "")
+    module, _, leaf = path.rpartition(".")
+    if (name := known.get_name(path)) is not None:
+        return f"{name}.bias" if name.endswith(_BIASES) else str(name)
+    return f"{known.get_name(module)}.{leaf}"
+
+
+def _own_names(path: str, rules: Family) -> tuple[str, ...] | None:
+    """Return llama.cpp's names of a part that gguf's table lacks under mlx-lm's name."""
+    layer = _LAYER.search(path)
+    before, inner = (f"blk.{layer[1]}.", layer[2]) if layer else ("", path)
+    for end, stems in {**rules.modules, **COMMON_MODULES}.items():
+        suffix = _after(inner, end)
+        if suffix is not None:
+            each = (stems,) if isinstance(stems, str) else stems
+            return tuple(f"{before}{stem}{suffix}" for stem in each)
+    return None
+
+
+def _after(inner: str, end: str) -> str | None:
+    """Return what follows `end`, a whole path's or a module's: "", ".weight" or ".bias"."""
+    module, _, leaf = inner.rpartition(".")
+    for name, suffix in ((inner, ""), (module, f".{leaf}")):
+        if name == end or name.endswith(f".{end}"):
+            return suffix
+    return None
