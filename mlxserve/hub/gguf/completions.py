@@ -201,6 +201,134 @@ def _gpt(config: Config, _: Given) -> Config:
     }
 
 
+def _bailing(config: Config, values: Given) -> Config:
+    rotated = values.get("rope.dimension_count", config["head_dim"])
+    is_sigmoid = values.get("expert_gating_func") == _SIGMOID
+    return config | {
+        "rotary_dim": rotated,
+        "score_function": "sigmoid" if is_sigmoid else "softmax",
+        "moe_router_enable_expert_bias": is_sigmoid,
+    }
+
+
+def _lfm2_moe(config: Config, values: Given) -> Config:
+    return _lfm2({**config, "routed_scaling_factor": 1.0}, values)
+
+
+def _windows(config: Config, values: Given, every: int = 4) -> list[str]:
+    """Return `layer_types`: the file's pattern, or a full layer after every - 1 with a window."""
+    pattern = values.get("attention.sliding_window_pattern", every)
+    count = config["num_hidden_layers"]
+    if not isinstance(pattern, list):
+        pattern = [(number + 1) % pattern != 0 for number in range(count)]
+    return ["sliding_attention" if is_window else "full_attention" for is_window in pattern[:count]]
+
+
+def _exaone_moe(config: Config, values: Given) -> Config:
+    count, dense = config["num_hidden_layers"], values.get("leading_dense_block_count", 0)
+    is_expert = [number >= dense for number in range(count)]
+    return config | {"layer_types": _windows(config, values), "is_moe_layer": is_expert}
+
+
+def _afmoe(config: Config, values: Given) -> Config:
+    return config | {"layer_types": _windows(config, values)}
+
+
+def _mimo_2(config: Config, values: Given) -> Config:
+    """Layers with a window have their own number of key heads; all have sizes of one head."""
+    count = config["num_hidden_layers"]
+    is_window = [bool(each) for each in values["attention.sliding_window_pattern"][:count]]
+    heads = values["attention.head_count_kv"]
+    heads = heads if isinstance(heads, list) else [heads] * count
+    full = [number for number, window in zip(heads, is_window, strict=False) if not window]
+    windows = [number for number, window in zip(heads, is_window, strict=False) if window]
+    dense = values.get("leading_dense_block_count", 0)
+    return config | {
+        "hybrid_layer_pattern": [int(window) for window in is_window],
+        "moe_layer_freq": [int(number >= dense) for number in range(count)],
+        "num_key_value_heads": (full or windows)[0],
+        "swa_num_key_value_heads": (windows or full)[0],
+        "swa_num_attention_heads": config["num_attention_heads"],
+        "swa_head_dim": config["head_dim"],
+        "swa_v_head_dim": config["v_head_dim"],
+        "add_swa_attention_sink_bias": True,
+        "add_full_attention_sink_bias": False,
+        "partial_rotary_factor": values["rope.dimension_count"] / config["head_dim"],
+        "n_shared_experts": None,
+        "n_group": 1,
+        "topk_group": 1,
+        "topk_method": "noaux_tc",
+        "scoring_func": "sigmoid",
+        "norm_topk_prob": True,
+        "routed_scaling_factor": config.get("routed_scaling_factor", 1.0),
+    }
+
+
+def _delta(config: Config, values: Given) -> Config:
+    """Qwen3-Next and Qwen 3.5: layers with a delta rule, and every fourth one with attention."""
+    heads = config["linear_num_value_heads"]
+    factor = values.get("rope.dimension_count", config["head_dim"]) / config["head_dim"]
+    rotary = {"rope_theta": config.get("rope_theta", 10_000.0), "partial_rotary_factor": factor}
+    return {"intermediate_size": 0} | config | rotary | {
+        "linear_value_head_dim": values["ssm.inner_size"] // heads,
+        "rope_parameters": {"type": "default", **rotary},
+    }
+
+
+def _nemotron_h(config: Config, values: Given) -> Config:
+    """A layer is one of three: attention if it has key heads, an MLP if it has a width, or Mamba 2."""
+    count = config["num_hidden_layers"]
+    heads, widths = (
+        value if isinstance(value, list) else [value] * count
+        for value in (values["attention.head_count_kv"], values["feed_forward_length"])
+    )
+    mlp = "E" if config.get("n_routed_experts") else "-"
+    kinds = zip(heads[:count], widths[:count], strict=True)
+    return config | {
+        "hybrid_override_pattern": ["*" if head else mlp if width else "M" for head, width in kinds],
+        "num_key_value_heads": max(heads),
+        "intermediate_size": max(widths),
+        "mamba_head_dim": values["ssm.inner_size"] // config["mamba_num_heads"],
+        "mamba_proj_bias": False,
+        "use_conv_bias": True,
+        "topk_group": config.get("topk_group", 1),
+    }
+
+
+def _granite_hybrid(config: Config, values: Given) -> Config:
+    heads = values["attention.head_count_kv"]
+    heads = heads if isinstance(heads, list) else [heads] * config["num_hidden_layers"]
+    is_rotated = values.get("rope.scaling.finetuned", False)
+    return config | {
+        "layer_types": ["attention" if each else "mamba" for each in heads],
+        "num_key_value_heads": max(heads),
+        "mamba_d_head": values["ssm.inner_size"] // config["mamba_n_heads"],
+        "position_embedding_type": "rope" if is_rotated else "nope",
+    }
+
+
+def _mamba_2(config: Config, values: Given) -> Config:
+    return config | {"head_dim": values["ssm.inner_size"] // config["num_heads"]}
+
+
+def _jamba(config: Config, values: Given) -> Config:
+    heads = values["attention.head_count_kv"]
+    heads = heads if isinstance(heads, list) else [heads] * config["num_hidden_layers"]
+    return config | {
+        "layers_block_type": ["attention" if each else "mamba" for each in heads],
+        "num_key_value_heads": max(heads),
+        "mamba_expand": values["ssm.inner_size"] // config["hidden_size"],
+        "attn_layer_offset": 0,
+        "attn_layer_period": 1,
+        "expert_layer_offset": 1,
+        "expert_layer_period": 2,
+    }
+
+
+def _falcon_h1(config: Config, values: Given) -> Config:
+    return config | {"mamba_d_head": values["ssm.inner_size"] // config["mamba_n_heads"]}
+
+
 COMPLETIONS: Mapping[str, Callable[[Config, Given], Config]] = {
     "llama": _llama,
     "gemma2": _gemma,
@@ -213,7 +341,18 @@ COMPLETIONS: Mapping[str, Callable[[Config, Given], Config]] = {
     "gptneox": _gpt_neox,
     "gpt2": _gpt,
     "starcoder": _gpt,
-    **dict.fromkeys(("phi2", "stablelm", "nemotron"), _part_rotated),
+    **dict.fromkeys(("bailingmoe", "bailingmoe2"), _bailing),
+    "lfm2moe": _lfm2_moe,
+    "exaone-moe": _exaone_moe,
+    "afmoe": _afmoe,
+    "mimo2": _mimo_2,
+    **dict.fromkeys(("qwen35", "qwen35moe", "qwen3next"), _delta),
+    **dict.fromkeys(("nemotron_h", "nemotron_h_moe"), _nemotron_h),
+    "granitehybrid": _granite_hybrid,
+    "mamba2": _mamba_2,
+    "jamba": _jamba,
+    "falcon-h1": _falcon_h1,
+    **dict.fromkeys(("phi2", "stablelm", "nemotron", "glm4moe"), _part_rotated),
     "gpt-oss": _gpt_oss,
     "lfm2": _lfm2,
     "deepseek2": _deepseek,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mlxserve.hub.gguf.actions import Interleave, SwapPairs
+from mlxserve.hub.gguf.actions import Interleave, Plus, SwapPairs
 from mlxserve.hub.gguf.family import MINUS_ONE, SWAP_PAIRS, Family
 
 LAYER_NORM = "attention.layer_norm_epsilon"
@@ -115,13 +115,18 @@ DENSE: Mapping[str, Family] = {
         },
         actions={"attention.query_key_value": (Interleave("num_attention_heads", _QKV),)},
     ),
-    "chatglm": Family("glm"),
     "plamo3": Family(
         "plamo3",
         {
             "attention.sliding_window": "window_size",
             "rope.freq_base_swa": "rope_local_theta",
             "attention.sliding_window_pattern": "sliding_window_pattern",
+        },
+        # Its norms have something added to their weights, and the file the sum.
+        actions={
+            "post_mixer_norm.weight": (Plus(-1 / 5),),
+            "post_mlp_norm.weight": (Plus(-1 / 5**1.5),),
+            **MINUS_ONE,
         },
     ),
 }

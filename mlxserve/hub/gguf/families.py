@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from mlxserve.hub.gguf.dense import DENSE
+from mlxserve.hub.gguf.experts import EXPERTS
 from mlxserve.hub.gguf.family import MINUS_ONE, SWAP_PAIRS, Family
+from mlxserve.hub.gguf.recurrent import RECURRENT
 
 _GEMMA = {
     "rope.freq_base_swa": "rope_local_base_freq",
@@ -40,6 +42,8 @@ _DEEPSEEK = {
 
 FAMILIES: Mapping[str, Family] = {
     **DENSE,
+    **EXPERTS,
+    **RECURRENT,
     "llama": Family(
         "llama",
         {"expert_count": "num_local_experts"},
@@ -86,9 +90,6 @@ FAMILIES: Mapping[str, Family] = {
         },
     ),
     "granite": Family("granite", _GRANITE, actions=SWAP_PAIRS),
-    "granitemoe": Family(
-        "granitemoe", {**_GRANITE, "expert_count": "num_local_experts"}, actions=SWAP_PAIRS
-    ),
     "glm4": Family("glm4"),
     "deepseek2": Family(
         "deepseek_v2",

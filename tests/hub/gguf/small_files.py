@@ -71,7 +71,7 @@ def _tensors(
     for slot in slots_of(model, header):
         if slot.path.startswith("lm_head.") and config["tie_word_embeddings"]:
             continue
-        array = undone(_random(slot), slot.actions, config)
+        array = undone(_random(slot, one.get("outer", 2.0)), slot.actions, config)
         [part] = [each for each in slot.actions if isinstance(each, Part)] or [None]
         if part is not None:
             if array.shape[part.axis] != size(part.sizes[part.number], config):
@@ -107,14 +107,18 @@ def _pieces(array: Array, slot: Slot, config: Mapping[str, Any]) -> list[Array]:
     return np.split(array, starts)
 
 
-def _random(slot: Slot) -> Array:
-    """Values of a size with which probabilities are neither equal nor all of one token."""
+def _random(slot: Slot, outer: float) -> Array:
+    """Values of a size with which probabilities are neither equal nor all of one token.
+
+    outer: of embeddings and the head
+    """
     draw = np.random.default_rng(crc32(slot.path.encode()))
     if len(slot.shape) < 2 or "conv" in slot.path:
-        centre = float("norm" in slot.path and slot.path.endswith("weight"))
+        is_norm = "norm" in slot.path or ".ln_" in slot.path
+        centre = float(is_norm and slot.path.endswith("weight"))
         return draw.normal(centre, 0.2, slot.shape).astype(np.float32)
     is_outer = "embed" in slot.path or "wte" in slot.path or "lm_head" in slot.path
-    spread = (2.0 if is_outer else 1.2) / slot.shape[-1] ** 0.5
+    spread = (outer if is_outer else 1.2) / slot.shape[-1] ** 0.5
     return draw.normal(0, spread, slot.shape).astype(np.float32)
 
 
