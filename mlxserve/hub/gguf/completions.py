@@ -17,6 +17,7 @@ Config = dict[str, Any]
 # Metadata without the architecture's name before it.
 Given = Mapping[str, Any]
 _SIGMOID = 2  # value of `expert_gating_func`
+_NOT_ROTATED = 1e20  # a frequency is divided by so much
 _LLAMA_3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original": 8192}
 
 
@@ -36,6 +37,9 @@ def rope_scaling(header: Header, values: Given) -> Config | None:
             "original_max_position_embeddings": original or values.get("context_length"),
         }
     factors = _values(header, "rope_freqs.weight")
+    if factors is not None and max(factors) > _NOT_ROTATED:
+        share = sum(factor < _NOT_ROTATED for factor in factors) / len(factors)
+        return {"rope_type": "proportional", "partial_rotary_factor": share}
     if factors is not None:
         return _llama_3(factors, float(values.get("rope.freq_base", 10_000.0)))
     kind = values.get("rope.scaling.type", "none")
@@ -312,6 +316,11 @@ def _mamba_2(config: Config, values: Given) -> Config:
 
 
 def _jamba(config: Config, values: Given) -> Config:
+    if values.get("expert_count"):
+        raise UnsupportedModel(
+            "GGUF files of Jamba with experts are not supported: mlx-lm's definition weighs experts "
+            "otherwise than the model was trained, and llama.cpp computes it."
+        )
     heads = values["attention.head_count_kv"]
     heads = heads if isinstance(heads, list) else [heads] * config["num_hidden_layers"]
     return config | {
@@ -329,6 +338,63 @@ def _falcon_h1(config: Config, values: Given) -> Config:
     return config | {"mamba_d_head": values["ssm.inner_size"] // config["mamba_n_heads"]}
 
 
+def _glm_moe(config: Config, values: Given) -> Config:
+    groups = {"n_group": 1, "topk_group": 1, "rope_scaling": None}
+    return groups | _part_rotated(config, values)
+
+
+def _hunyuan_moe(config: Config, _: Given) -> Config:
+    return config | {"rope_scaling": {"type": "dynamic", "alpha": 1.0, "factor": 1.0}}
+
+
+def _text_config(config: Config, _: Given) -> Config:
+    return config | {"text_config": dict(config)}
+
+
+def _gemma_3n(config: Config, values: Given) -> Config:
+    """Sizes that llama.cpp's code has, not the file."""
+    count = config["num_hidden_layers"]
+    sparse = min(count, 10)
+    config = config | {
+        "vocab_size_per_layer_input": config["vocab_size"],
+        "layer_types": _windows(config, values, every=5),
+        "activation_sparsity_pattern": [0.95] * sparse + [0.0] * (count - sparse),
+        "rope_local_base_freq": config.get("rope_local_base_freq", 10_000.0),
+        "final_logit_softcapping": config.get("final_logit_softcapping", 30.0),
+        "altup_coef_clip": 120.0,
+        "altup_correct_scale": True,
+        "laurel_rank": 64,
+        "intermediate_size": _first(config["intermediate_size"]),
+    }
+    return config | {"text_config": dict(config)}
+
+
+def _first(value: Any) -> Any:
+    return value[0] if isinstance(value, list) else value
+
+
+def _gemma_4(config: Config, values: Given) -> Config:
+    """Full layers have heads of another size, and where no layer has values of its own, other counts too."""
+    kinds = _windows(config, values, every=5)
+    heads = values.get("attention.head_count_kv", config["num_attention_heads"])
+    heads = heads if isinstance(heads, list) else [heads] * len(kinds)
+    by_kind = {kind: number for kind, number in zip(kinds, heads, strict=False)}
+    widths = values["feed_forward_length"]
+    wide = isinstance(widths, list) and max(widths) == 2 * min(widths)
+    rotary = config.pop("rope_scaling", None) or {"partial_rotary_factor": 1.0}
+    full = {"rope_theta": config.get("rope_theta", 1_000_000.0), **rotary}
+    window = {"rope_theta": values.get("rope.freq_base_swa", 10_000.0), "rope_type": "default"}
+    return config | {
+        "layer_types": kinds,
+        "num_key_value_heads": by_kind.get("sliding_attention", heads[0]),
+        "num_global_key_value_heads": by_kind.get("full_attention"),
+        "intermediate_size": _first(widths),
+        "use_double_wide_mlp": wide,
+        "vocab_size_per_layer_input": config["vocab_size"],
+        "rope_parameters": {"full_attention": full, "sliding_attention": window},
+    }
+
+
 COMPLETIONS: Mapping[str, Callable[[Config, Given], Config]] = {
     "llama": _llama,
     "gemma2": _gemma,
@@ -343,6 +409,11 @@ COMPLETIONS: Mapping[str, Callable[[Config, Given], Config]] = {
     "starcoder": _gpt,
     **dict.fromkeys(("bailingmoe", "bailingmoe2"), _bailing),
     "lfm2moe": _lfm2_moe,
+    "glm4moe": _glm_moe,
+    "hunyuan-moe": _hunyuan_moe,
+    **dict.fromkeys(("qwen2vl", "qwen3vl", "qwen3vlmoe"), _text_config),
+    "gemma3n": _gemma_3n,
+    "gemma4": _gemma_4,
     "exaone-moe": _exaone_moe,
     "afmoe": _afmoe,
     "mimo2": _mimo_2,
@@ -352,7 +423,7 @@ COMPLETIONS: Mapping[str, Callable[[Config, Given], Config]] = {
     "mamba2": _mamba_2,
     "jamba": _jamba,
     "falcon-h1": _falcon_h1,
-    **dict.fromkeys(("phi2", "stablelm", "nemotron", "glm4moe"), _part_rotated),
+    **dict.fromkeys(("phi2", "stablelm", "nemotron"), _part_rotated),
     "gpt-oss": _gpt_oss,
     "lfm2": _lfm2,
     "deepseek2": _deepseek,

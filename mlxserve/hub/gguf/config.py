@@ -99,10 +99,12 @@ def _config(header: Header) -> dict[str, Any]:
             f"The GGUF file does not say {', '.join(f'{name}.{key}' for key in missing)}. Take "
             "another conversion of the model."
         )
+    is_recurrent = "ssm.inner_size" in values
     for key, maximum in _NEEDED.items():
-        if not isinstance(values[key], int) or not 0 < values[key] <= maximum:
+        minimum = 0 if is_recurrent and key == "attention.head_count" else 1
+        if not isinstance(values[key], int) or not minimum <= values[key] <= maximum:
             raise UnsupportedModel(
-                f"The GGUF file's {name}.{key} must be a whole number from 1 to {maximum}, got "
+                f"The GGUF file's {name}.{key} must be a whole number from {minimum} to {maximum}, got "
                 f"{values[key]!r:.40}."
             )
     config: dict[str, Any] = {}
@@ -119,8 +121,15 @@ def _config(header: Header) -> dict[str, Any]:
             option: tensor in header.tensors
             for option, tensor in {**COMMON_FLAGS, **rules.flags}.items()
         },
+        **{
+            option: _some_layer_has(first, second, header)
+            for option, (first, second) in rules.without.items()
+        },
         **rules.fixed,
     }
+    # The last blocks may be a head that drafts.
+    layers = values["block_count"] - int(values.get("nextn_predict_layers", 0))
+    config["num_hidden_layers"] = layers
     config.setdefault("num_key_value_heads", config["num_attention_heads"])
     if isinstance(config["num_attention_heads"], int) and config["num_attention_heads"]:
         config.setdefault("head_dim", config["hidden_size"] // config["num_attention_heads"])
@@ -128,6 +137,16 @@ def _config(header: Header) -> dict[str, Any]:
         config["rope_scaling"] = scaling
     complete = COMPLETIONS.get(name)
     return config if complete is None else complete(config, values)
+
+
+def _some_layer_has(first: str, second: str, header: Header) -> bool:
+    """True if a layer has the first tensor without the second one."""
+    end = f".{first}.weight"
+    return any(
+        f"{name.removesuffix(end)}.{second}.weight" not in header.tensors
+        for name in header.tensors
+        if name.endswith(end)
+    )
 
 
 def end_tokens(header: Header) -> list[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mlxserve.hub.gguf.actions import Interleave, Plus, SwapPairs
+from mlxserve.hub.gguf.actions import Interleave, Part, Plus, SwapPairs
 from mlxserve.hub.gguf.family import MINUS_ONE, SWAP_PAIRS, Family
 
 LAYER_NORM = "attention.layer_norm_epsilon"
@@ -13,6 +13,10 @@ _QKV = (
     "num_key_value_heads*head_dim",
     "num_key_value_heads*head_dim",
 )
+_ALTUP = {
+    "altup_projections": "altup_proj",
+    "altup_unembed_projections": "altup_unembd_proj",
+}
 _GPT_MODULES = {
     "model.wte": "token_embd",
     "model.wpe": "position_embd",
@@ -34,6 +38,61 @@ _GPT_KEYS = {
 
 DENSE: Mapping[str, Family] = {
     "gemma": Family("gemma", actions=MINUS_ONE, is_bfloat16=True),
+    "gemma3n": Family(
+        "gemma3n",
+        {
+            "attention.sliding_window": "sliding_window",
+            "rope.freq_base_swa": "rope_local_base_freq",
+            "final_logit_softcapping": "final_logit_softcapping",
+            "embedding_length_per_layer_input": "hidden_size_per_layer_input",
+            "attention.shared_kv_layers": "num_kv_shared_layers",
+            "altup.active_idx": "altup_active_idx",
+            "altup.num_inputs": "altup_num_inputs",
+        },
+        modules={
+            f"{mine}.{number}.weight": f"{stem}.weight"
+            for mine, stem in _ALTUP.items()
+            for number in range(3)
+        },
+        actions={
+            f"{mine}.{number}": (Part(number, ("1", "1", "1")),)
+            for mine in _ALTUP
+            for number in range(3)
+        },
+        is_bfloat16=True,
+    ),
+    "gemma4": Family(
+        "gemma4_text",
+        {
+            "attention.sliding_window": "sliding_window",
+            "final_logit_softcapping": "final_logit_softcapping",
+            "embedding_length_per_layer_input": "hidden_size_per_layer_input",
+            "attention.shared_kv_layers": "num_kv_shared_layers",
+            "attention.key_length": "global_head_dim",
+            "attention.key_length_swa": "head_dim",
+            "expert_count": "num_experts",
+            "expert_used_count": "top_k_experts",
+            "expert_feed_forward_length": "moe_intermediate_size",
+        },
+        modules={
+            "layer_scalar": "layer_output_scale.weight",
+            "router.proj": "ffn_gate_inp",
+            "router.scale": "ffn_gate_inp.scale",
+            "router.per_expert_scale": "ffn_down_exps.scale",
+            "switch_glu.gate_proj": "ffn_gate_up_exps",
+            "switch_glu.up_proj": "ffn_gate_up_exps",
+            "switch_glu.down_proj": "ffn_down_exps",
+        },
+        actions={
+            "switch_glu.gate_proj": (Part(0, ("moe_intermediate_size",) * 2, -2),),
+            "switch_glu.up_proj": (Part(1, ("moe_intermediate_size",) * 2, -2),),
+        },
+        flags={"enable_moe_block": "blk.0.ffn_gate_inp.weight"},
+        # A full layer without values of its own has its keys for them.
+        without={"attention_k_eq_v": ("attn_k", "attn_v")},
+        drops=("attn_k", "attn_v", "attn_k_norm"),
+        is_bfloat16=True,
+    ),
     "mistral3": Family(
         "ministral3",
         {"attention.temperature_scale": "llama_4_scaling_beta"},

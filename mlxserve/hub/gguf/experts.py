@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mlxserve.hub.gguf.actions import Part, SwapPairs
+from mlxserve.hub.gguf.actions import SwapPairs
 from mlxserve.hub.gguf.family import SWAP_PAIRS, Family
 
 # Names of transformers' options for the same values, of which each definition has its own.
@@ -190,8 +190,4 @@ EXPERTS: Mapping[str, Family] = {
         },
         actions=SWAP_PAIRS,
     ),
-}
-GATE_UP = {
-    "switch_mlp.gate_proj": (Part(0, ("moe_intermediate_size", "moe_intermediate_size"), -2),),
-    "switch_mlp.up_proj": (Part(1, ("moe_intermediate_size", "moe_intermediate_size"), -2),),
 }

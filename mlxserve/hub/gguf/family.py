@@ -56,6 +56,8 @@ class Family:
                  those of the whole model
     actions      by ends of mlx-lm's names; of several the first that fits
     flags        options that are true where the file has the tensor
+    without      options that are true where a layer has the first tensor and not the second one
+    drops        tensors that a definition need not have in every layer, by llama.cpp's names
     is_bfloat16  activations may exceed float16
     """
 
@@ -65,6 +67,8 @@ class Family:
     modules: Mapping[str, Source] = field(default_factory=dict)
     actions: Mapping[str, Actions] = field(default_factory=dict)
     flags: Mapping[str, str] = field(default_factory=dict)
+    without: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    drops: tuple[str, ...] = ()
     is_bfloat16: bool = False
 
     def actions_of(self, path: str) -> Actions:

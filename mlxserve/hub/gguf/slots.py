@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from mlxserve.hub.gguf.family import COMMON_MODULES, Family
 from mlxserve.hub.gguf.reader import Header
 
 _LAYER = re.compile(r"(?:layers|h|blocks)\.(\d+)\.(.*)")
+_BLOCK = re.compile(r"blk\.(\d+)\.(.*)")
 # Parts of a layer that are parameters, not modules, and the end of their tensors' names.
 _BIASES = ("exp_probs_b",)
 
@@ -52,6 +54,15 @@ def slots_of(model: nn.Module, header: Header) -> list[Slot]:
         names = _own_names(path, rules) or (_known_name(path, known),)
         slots.append(Slot(path, array.shape, names, actions, can_pack))
     return slots
+
+
+def is_dropped(name: str, rules: Family, config: Mapping[str, Any]) -> bool:
+    """True for a tensor that the definition leaves out: of a row's list, or of a head that drafts (MTP)."""
+    match = _BLOCK.fullmatch(name)
+    if match is None:
+        return False
+    number, stem = int(match[1]), match[2]
+    return stem.partition(".")[0] in rules.drops or number >= int(config["num_hidden_layers"])
 
 
 def _known_name(path: str, known: Any) -> str:

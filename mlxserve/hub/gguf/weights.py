@@ -27,7 +27,7 @@ from mlxserve.hub.gguf.latents import computed, other_form
 from mlxserve.hub.gguf.memory import unwritten
 from mlxserve.hub.gguf.reader import Header, TensorInfo, block_size
 from mlxserve.hub.gguf.scales import write_scales
-from mlxserve.hub.gguf.slots import Slot, slots_of
+from mlxserve.hub.gguf.slots import Slot, is_dropped, slots_of
 
 # Values repacked at a time: less costs calls, each of which may wait for the interpreter, more costs caches. Not a
 # power of two, with which all rows of lanes would begin in the same places of a cache.
@@ -113,7 +113,12 @@ def _matched(
             "must be in one folder; if not, take another conversion of it."
         )
     used = {name for slot in slots for name in slot.names}
-    if unknown := sorted(tensors.keys() - used - _IN_THE_CONFIGURATION):
+    unknown = sorted(
+        name
+        for name in tensors.keys() - used - _IN_THE_CONFIGURATION
+        if not is_dropped(name, family(header), config)
+    )
+    if unknown:
         raise UnsupportedModel(
             f"The GGUF file has {len(unknown)} tensors that mlx-lm's definition of the model has no "
             f"place for: {', '.join(unknown[:_SHOWN])}. Take the model's MLX conversion."

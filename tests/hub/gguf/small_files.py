@@ -33,6 +33,15 @@ SMALL: Mapping[str, Any] = json.loads(Path(__file__).with_suffix(".json").read_t
 COMMON: Mapping[str, Any] = SMALL["common"]
 FILES: Mapping[str, Mapping[str, Any]] = SMALL["files"]
 
+_SIZES = {  # of tensors that are joined as they are
+    2: ("shared_intermediate_size", "shared_intermediate_size"),
+    3: (
+        "num_attention_heads*head_dim",
+        "num_key_value_heads*head_dim",
+        "num_key_value_heads*head_dim",
+    ),
+}
+
 
 def metadata_of(case: str) -> dict[str, Any]:
     one = FILES[case]
@@ -98,11 +107,9 @@ def _pieces(array: Array, slot: Slot, config: Mapping[str, Any]) -> list[Array]:
     if len(slot.names) == 1:
         return [array]
     [joined] = [each for each in slot.actions if isinstance(each, Interleave)] or [None]
-    sizes = (
-        [len(array) // len(slot.names)] * len(slot.names)
-        if joined is None
-        else [size(each, config) for each in joined.sizes]
-    )
+    sizes = [
+        size(each, config) for each in (joined.sizes if joined else _SIZES[len(slot.names)])
+    ]
     starts = list(accumulate(sizes))[:-1][-(len(slot.names) - 1) :]
     return np.split(array, starts)
 
