@@ -15,12 +15,12 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
-from mlx.utils import tree_flatten, tree_map
-from mlx_lm.utils import dequantize_model
+from mlx.utils import tree_flatten
 
 from metal_kernels.reading import evaluate
 from mlxserve.images.picture import Picture
 from mlxserve.model.definitions import ModelArguments
+from mlxserve.model.float32 import cast_to_float32, dequantised_in_float32
 from mlxserve.model.image_encoder_pieces import METAL_WORK, TowerPieces
 from mlxserve.model.picture_batch import PictureBatch
 from mlxserve.model.shown_pictures import Features
@@ -199,12 +199,5 @@ def _quantise(whole: nn.Module, config: Mapping[str, Any], weights: Mapping[str,
 
 def in_float32(whole: nn.Module) -> nn.Module:
     """Cast the weights to float32 on a CPU, as `load` does the text model's."""
-    if any(hasattr(module, "bits") for module in whole.modules()):
-        whole = dequantize_model(whole)
-    whole.update(
-        tree_map(
-            lambda a: a.astype(mx.float32) if mx.issubdtype(a.dtype, mx.floating) else a,
-            whole.parameters(),
-        )
-    )
-    return whole
+    is_quantised = any(hasattr(module, "bits") for module in whole.modules())
+    return dequantised_in_float32(whole) if is_quantised else cast_to_float32(whole)

@@ -19,8 +19,8 @@ from typing import Any, Protocol
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx.utils import tree_flatten, tree_map
-from mlx_lm.utils import dequantize_model, load_model
+from mlx.utils import tree_flatten
+from mlx_lm.utils import load_model
 
 from mlxserve.cache.kv import LayerSpec
 from mlxserve.core.errors import InvalidConfig, OutOfMemory, UnsupportedModel
@@ -35,6 +35,7 @@ from mlxserve.hub.unsupported_formats import explain_quantisation
 from mlxserve.model.adapters import Adapters, attach
 from mlxserve.model.caches import CacheTree, look_at
 from mlxserve.model.definitions import VlmLanguageModel, definition_of
+from mlxserve.model.float32 import cast_to_float32, dequantised_in_float32
 from mlxserve.model.packed_states import StateSpec
 from mlxserve.model.paged import RowSelector, select_rows, use_paged_attention
 from mlxserve.model.rank_group import RankGroup, Split
@@ -357,15 +358,7 @@ def in_float32(model: nn.Module, name: str, memory_limit: int) -> nn.Module:
             f"{name}: on a CPU the weights are converted to float32 and need {_gib(needed)}, but "
             f"only {_gib(memory_limit)} of memory may be used. Choose a smaller model."
         )
-    if quantised:
-        model = dequantize_model(model)
-    model.update(
-        tree_map(
-            lambda a: a.astype(mx.float32) if mx.issubdtype(a.dtype, mx.floating) else a,
-            model.parameters(),
-        )
-    )
-    return model
+    return dequantised_in_float32(model) if quantised else cast_to_float32(model)
 
 
 def _float32_bytes(model: nn.Module) -> int:

@@ -141,6 +141,15 @@ def test_a_model_in_4_bit_floats_has_the_same_logits_on_a_cpu(llama: Path) -> No
     assert np.abs(logits(loaded.model) - expected).max() < 1e-3 * np.abs(expected).max()
 
 
+def test_scales_in_16_bits_do_not_round_the_values_on_a_cpu(llama: Path) -> None:
+    quantised = quantise(llama)
+    quantised.set_dtype(mx.bfloat16)
+    save(llama, quantised)
+    loaded = load_folder(llama)
+    quantised.set_dtype(mx.float32)
+    assert np.allclose(logits(loaded.model), logits(quantised), atol=1e-5)
+
+
 def test_a_quantised_model_that_only_fits_quantised_stays_quantised(llama: Path) -> None:
     whole = load_folder(llama)
     quantised = quantise(llama)
