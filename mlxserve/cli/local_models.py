@@ -284,7 +284,7 @@ def _found(name: str) -> "tuple[Entry, Path]":
     """Find a model. Raises ModelNotFound if it is not here, UnsupportedModel for other paths."""
     from mlxserve.hub import catalog
     from mlxserve.hub.files import did_you_mean, find_model
-    from mlxserve.hub.gguf_places import find_gguf, hub_reference
+    from mlxserve.hub.gguf_places import find_gguf, hub_reference, served_from
     from mlxserve.hub.known_models import repository_of
 
     wanted = {name, repository_of(name), str(Path(name).expanduser().resolve())}
@@ -297,6 +297,8 @@ def _found(name: str) -> "tuple[Entry, Path]":
         if entry is not None:
             return entry, folder
     path = Path(name).expanduser()
+    if path.is_dir() and len(files := served_from(path)) == 1:
+        path = files[0]
     if path.exists():
         called = path.stem if path.is_file() else path.resolve().name
         if entry := catalog.entry_of(called, catalog.Origin.FOLDER, path):

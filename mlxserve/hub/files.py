@@ -22,7 +22,7 @@ from mlxserve.hub.fingerprint import fingerprint
 from mlxserve.hub.gguf.folder import model_folder
 from mlxserve.hub.gguf.reader import Header, is_gguf, read_header
 from mlxserve.hub.gguf.sizes import size_in_memory
-from mlxserve.hub.gguf_places import choose, files_in, find_gguf, hub_reference, with_its_shards
+from mlxserve.hub.gguf_places import choose, find_gguf, hub_reference, served_from, with_its_shards
 from mlxserve.hub.known_models import repository_of, suggestions
 from mlxserve.hub.model_config import check_model_config
 from mlxserve.hub.unsupported_formats import describe_folder, describe_kind, describe_weights
@@ -136,7 +136,7 @@ def did_you_mean(model: str) -> str:
 def check_folder(path: Path, name: str) -> ModelFiles:
     """Check that a folder is a complete model. Raises UnsupportedModel."""
     _check_kinds(path, name)
-    if not (path / "config.json").exists() and (gguf_files := files_in(path)):
+    if gguf_files := served_from(path):
         if len(gguf_files) > 1:
             raise UnsupportedModel(
                 f"{name} has {len(gguf_files)} GGUF files. Name one of them: "

@@ -116,6 +116,12 @@ def files_in(folder: Path) -> list[Path]:
     return [folder / name for name in models_among(names)]
 
 
+def served_from(folder: Path) -> list[Path]:
+    """List the GGUF models of a folder without weights for mlx, which may have a config.json beside them."""
+    has_others = any(folder.glob("model*.safetensors*"))
+    return [] if has_others else files_in(folder)
+
+
 def _names_below(folder: Path) -> list[str]:
     """List the paths of GGUF files below a folder; large models have a subfolder for each split."""
     return [file.relative_to(folder).as_posix() for file in folder.rglob("*.gguf")]

@@ -239,6 +239,16 @@ def test_a_gguf_file_is_shown_with_its_kinds_of_blocks(gguf: Path, offline: Run)
     assert "Q4_0 (14 tensors, " in offline("show", str(gguf)).out
 
 
+def test_a_folder_with_a_gguf_file_and_a_config_is_shown(
+    tmp_path: Path, gguf: Path, offline: Run
+) -> None:
+    """As some repositories have them, whose config.json is the original model's."""
+    (tmp_path / "own").mkdir()
+    shutil.copy(gguf, tmp_path / "own")
+    (tmp_path / "own" / "config.json").write_text('{"model_type": "llama"}')
+    assert "Q4_0 (14 tensors, " in offline("show", str(tmp_path / "own")).out
+
+
 def test_a_downloaded_gguf_file_is_deleted(gguf: Path, offline: Run) -> None:
     assert "Deleted org/repo-GGUF" in offline("rm", GGUF, "--yes").out
     assert not gguf.exists()

@@ -204,6 +204,12 @@ def test_the_tokenizer_is_converted_once(tmp_path: Path) -> None:
     assert [one.name for one in folder.parent.glob("[!.]*")] == [folder.name]
 
 
+def test_a_folder_with_a_config_and_one_file_is_the_files_model(tmp_path: Path) -> None:
+    file, _ = llama_file(tmp_path, {})
+    (tmp_path / "config.json").write_text('{"model_type": "another"}')
+    assert find_model(str(tmp_path)).config == find_model(str(file)).config
+
+
 def test_a_file_of_other_weights_has_another_fingerprint(tmp_path: Path) -> None:
     file, _ = llama_file(tmp_path, {})
     first = find_model(str(file)).fingerprint
