@@ -144,7 +144,6 @@ def holds(folder: Path, *names: str) -> Path:
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        ("model-q4.gguf", "GGUF"),
         ("pytorch_model.bin", "PyTorch"),
         ("weights.npz", "old MLX"),
         ("consolidated.safetensors", "safetensors of another name"),

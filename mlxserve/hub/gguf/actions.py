@@ -89,30 +89,7 @@ class NegativeLog:
 
 
 @dataclass(frozen=True, slots=True)
-class Scale:
-    """Values are multiplied by a number of the configuration, or divided by it."""
-
-    option: str
-    divides: bool = False
-    moves_only: ClassVar[bool] = False
-
-    def apply(self, array: mx.array, config: Config) -> mx.array:
-        factor = float(config[self.option])
-        return array.astype(mx.float32) * (1 / factor if self.divides else factor)
-
-
-@dataclass(frozen=True, slots=True)
-class Transpose:
-    """The last two axes change places."""
-
-    moves_only: ClassVar[bool] = False
-
-    def apply(self, array: mx.array, _: Config) -> mx.array:
-        return array.swapaxes(-1, -2)
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
+class TensorPart:
     """One of several parts that the file has one after the other in one tensor.
 
     axis  of them, from the end for experts: -2 are the rows of each

@@ -8,95 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
-
 from mlxserve.core.errors import UnsupportedModel
-from mlxserve.hub.gguf.reader import Header
+from mlxserve.hub.gguf.rotary import Config, Given
 
-Config = dict[str, Any]
-# Metadata without the architecture's name before it.
-Given = Mapping[str, Any]
 _SIGMOID = 2  # value of `expert_gating_func`
-_NOT_ROTATED = 1e20  # a frequency is divided by so much
-_LLAMA_3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original": 8192}
-
-
-def rope_scaling(header: Header, values: Given) -> Config | None:
-    """Return the rotary scaling as transformers writes it; None if there is none.
-
-    Raises UnsupportedModel.
-    """
-    long = _values(header, "rope_factors_long.weight")
-    if long is not None:
-        short = _values(header, "rope_factors_short.weight")
-        original = values.get("rope.scaling.original_context_length")
-        return {
-            "type": "longrope",
-            "long_factor": long,
-            "short_factor": long if short is None else short,
-            "original_max_position_embeddings": original or values.get("context_length"),
-        }
-    factors = _values(header, "rope_freqs.weight")
-    if factors is not None and max(factors) > _NOT_ROTATED:
-        share = sum(factor < _NOT_ROTATED for factor in factors) / len(factors)
-        return {"rope_type": "proportional", "partial_rotary_factor": share}
-    if factors is not None:
-        return _llama_3(factors, float(values.get("rope.freq_base", 10_000.0)))
-    kind = values.get("rope.scaling.type", "none")
-    if kind == "none":
-        return None
-    factor = float(values.get("rope.scaling.factor", 1.0))
-    if kind == "linear":
-        return {"type": "linear", "rope_type": "linear", "factor": factor}
-    if kind != "yarn":
-        raise UnsupportedModel(f"The GGUF file scales positions by {kind!r:.40}, which is unknown.")
-    scaling = {"type": "yarn", "rope_type": "yarn", "factor": factor}
-    scaling["original_max_position_embeddings"] = values.get(
-        "rope.scaling.original_context_length", values.get("context_length")
-    )
-    for key in ("beta_fast", "beta_slow"):
-        if (value := values.get(f"rope.scaling.yarn_{key}")) is not None:
-            scaling[key] = value
-    if (multiplier := values.get("rope.scaling.yarn_log_multiplier")) is not None:
-        # DeepSeek's two are equal, and the file has a tenth of them.
-        scaling["mscale"] = scaling["mscale_all_dim"] = round(10 * multiplier, 6)
-    return scaling
-
-
-def _llama_3(factors: list[float], base: float) -> Config | None:
-    """Recover Llama 3's rotary scaling from its per-frequency factors. Raises UnsupportedModel."""
-    factor = max(factors)
-    if factor <= 1:
-        return None
-    frequencies = base ** (np.arange(len(factors)) * 2 / (2 * len(factors)))
-    wavelengths = 2 * np.pi * frequencies
-    low, high, original = _LLAMA_3.values()
-    smooth = (original / wavelengths - low) / (high - low)
-    expected = 1 / ((1 - smooth) / factor + smooth)
-    expected = np.where(wavelengths < original / high, 1.0, expected)
-    expected = np.where(wavelengths > original / low, factor, expected)
-    if not np.allclose(expected, factors, rtol=1e-3):
-        raise UnsupportedModel(
-            "The GGUF file has frequencies of its own for positions (rope_freqs.weight), which are "
-            "not Llama 3's. Take the model's MLX conversion."
-        )
-    return {
-        "rope_type": "llama3",
-        "factor": factor,
-        "low_freq_factor": low,
-        "high_freq_factor": high,
-        "original_max_position_embeddings": original,
-    }
-
-
-def _values(header: Header, name: str) -> list[float] | None:
-    tensor = header.tensors.get(name)
-    if tensor is None or tensor.kind != "F32":
-        return None
-    count = tensor.nbytes // 4
-    return [
-        float(number) for number in np.fromfile(tensor.file, "<f4", count, offset=tensor.offset)
-    ]
 
 
 def _llama(config: Config, values: Given) -> Config:
@@ -273,10 +188,15 @@ def _delta(config: Config, values: Given) -> Config:
     heads = config["linear_num_value_heads"]
     factor = values.get("rope.dimension_count", config["head_dim"]) / config["head_dim"]
     rotary = {"rope_theta": config.get("rope_theta", 10_000.0), "partial_rotary_factor": factor}
-    return {"intermediate_size": 0} | config | rotary | {
-        "linear_value_head_dim": values["ssm.inner_size"] // heads,
-        "rope_parameters": {"type": "default", **rotary},
-    }
+    return (
+        {"intermediate_size": 0}
+        | config
+        | rotary
+        | {
+            "linear_value_head_dim": values["ssm.inner_size"] // heads,
+            "rope_parameters": {"type": "default", **rotary},
+        }
+    )
 
 
 def _nemotron_h(config: Config, values: Given) -> Config:
@@ -289,7 +209,9 @@ def _nemotron_h(config: Config, values: Given) -> Config:
     mlp = "E" if config.get("n_routed_experts") else "-"
     kinds = zip(heads[:count], widths[:count], strict=True)
     return config | {
-        "hybrid_override_pattern": ["*" if head else mlp if width else "M" for head, width in kinds],
+        "hybrid_override_pattern": [
+            "*" if head else mlp if width else "M" for head, width in kinds
+        ],
         "num_key_value_heads": max(heads),
         "intermediate_size": max(widths),
         "mamba_head_dim": values["ssm.inner_size"] // config["mamba_num_heads"],
@@ -312,6 +234,11 @@ def _granite_hybrid(config: Config, values: Given) -> Config:
 
 
 def _mamba_2(config: Config, values: Given) -> Config:
+    if values.get("ssm.group_count", 1) != 1:
+        raise UnsupportedModel(
+            "GGUF files of Mamba 2 with several groups are not supported: mlx-lm's definition norms "
+            "all groups together, and llama.cpp each."
+        )
     return config | {"head_dim": values["ssm.inner_size"] // config["num_heads"]}
 
 
@@ -341,10 +268,6 @@ def _falcon_h1(config: Config, values: Given) -> Config:
 def _glm_moe(config: Config, values: Given) -> Config:
     groups = {"n_group": 1, "topk_group": 1, "rope_scaling": None}
     return groups | _part_rotated(config, values)
-
-
-def _hunyuan_moe(config: Config, _: Given) -> Config:
-    return config | {"rope_scaling": {"type": "dynamic", "alpha": 1.0, "factor": 1.0}}
 
 
 def _text_config(config: Config, _: Given) -> Config:
@@ -378,7 +301,7 @@ def _gemma_4(config: Config, values: Given) -> Config:
     kinds = _windows(config, values, every=5)
     heads = values.get("attention.head_count_kv", config["num_attention_heads"])
     heads = heads if isinstance(heads, list) else [heads] * len(kinds)
-    by_kind = {kind: number for kind, number in zip(kinds, heads, strict=False)}
+    by_kind = dict(zip(kinds, heads, strict=False))
     widths = values["feed_forward_length"]
     wide = isinstance(widths, list) and max(widths) == 2 * min(widths)
     rotary = config.pop("rope_scaling", None) or {"partial_rotary_factor": 1.0}
@@ -410,7 +333,6 @@ COMPLETIONS: Mapping[str, Callable[[Config, Given], Config]] = {
     **dict.fromkeys(("bailingmoe", "bailingmoe2"), _bailing),
     "lfm2moe": _lfm2_moe,
     "glm4moe": _glm_moe,
-    "hunyuan-moe": _hunyuan_moe,
     **dict.fromkeys(("qwen2vl", "qwen3vl", "qwen3vlmoe"), _text_config),
     "gemma3n": _gemma_3n,
     "gemma4": _gemma_4,

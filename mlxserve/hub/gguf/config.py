@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 
 from mlxserve.core.errors import UnsupportedModel, in_one_line
-from mlxserve.hub.gguf.completions import COMPLETIONS, rope_scaling
+from mlxserve.hub.gguf.completions import COMPLETIONS
 from mlxserve.hub.gguf.families import FAMILIES
 from mlxserve.hub.gguf.family import COMMON_FLAGS, COMMON_KEYS, Family
 from mlxserve.hub.gguf.reader import Header
+from mlxserve.hub.gguf.rotary import rope_scaling
 
 # Ends of an answer or of its turn, by their texts, as llama.cpp finds them: files name only one of them.
 _ENDS = frozenset(
@@ -130,8 +131,10 @@ def _config(header: Header) -> dict[str, Any]:
     # The last blocks may be a head that drafts.
     layers = values["block_count"] - int(values.get("nextn_predict_layers", 0))
     config["num_hidden_layers"] = layers
-    config.setdefault("num_key_value_heads", config["num_attention_heads"])
-    if isinstance(config["num_attention_heads"], int) and config["num_attention_heads"]:
+    if config["num_attention_heads"] == 0:
+        del config["num_attention_heads"]
+    else:
+        config.setdefault("num_key_value_heads", config["num_attention_heads"])
         config.setdefault("head_dim", config["hidden_size"] // config["num_attention_heads"])
     if (scaling := rope_scaling(header, values)) is not None:
         config["rope_scaling"] = scaling

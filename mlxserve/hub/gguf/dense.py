@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mlxserve.hub.gguf.actions import Interleave, Part, Plus, SwapPairs
+from mlxserve.hub.gguf.actions import Interleave, TensorPart, Plus, SwapPairs
 from mlxserve.hub.gguf.family import MINUS_ONE, SWAP_PAIRS, Family
 
 LAYER_NORM = "attention.layer_norm_epsilon"
@@ -50,12 +50,11 @@ DENSE: Mapping[str, Family] = {
             "altup.num_inputs": "altup_num_inputs",
         },
         modules={
-            f"{mine}.{number}.weight": f"{stem}.weight"
-            for mine, stem in _ALTUP.items()
-            for number in range(3)
+            "altup.correct_output_scale": "altup_correct_scale.weight",
+            **{f"{mine}.{number}": stem for mine, stem in _ALTUP.items() for number in range(3)},
         },
         actions={
-            f"{mine}.{number}": (Part(number, ("1", "1", "1")),)
+            f"{mine}.{number}": (TensorPart(number, ("1", "1", "1")),)
             for mine in _ALTUP
             for number in range(3)
         },
@@ -84,8 +83,8 @@ DENSE: Mapping[str, Family] = {
             "switch_glu.down_proj": "ffn_down_exps",
         },
         actions={
-            "switch_glu.gate_proj": (Part(0, ("moe_intermediate_size",) * 2, -2),),
-            "switch_glu.up_proj": (Part(1, ("moe_intermediate_size",) * 2, -2),),
+            "switch_glu.gate_proj": (TensorPart(0, ("moe_intermediate_size",) * 2, -2),),
+            "switch_glu.up_proj": (TensorPart(1, ("moe_intermediate_size",) * 2, -2),),
         },
         flags={"enable_moe_block": "blk.0.ffn_gate_inp.weight"},
         # A full layer without values of its own has its keys for them.

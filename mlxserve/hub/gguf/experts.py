@@ -31,7 +31,7 @@ _BAILING = {
     "expert_group_count": "n_group",
     "expert_group_used_count": "topk_group",
 }
-_GATE = {"mlp.gate.gate_proj": "ffn_gate_inp", "mlp.gate.expert_bias": "exp_probs_b.bias"}
+_GATE = {"mlp.gate.gate_proj": "ffn_gate_inp"}
 _QWEN_3_MOE = {"expert_count": "num_experts", "expert_feed_forward_length": "moe_intermediate_size"}
 
 EXPERTS: Mapping[str, Family] = {
@@ -53,19 +53,6 @@ EXPERTS: Mapping[str, Family] = {
         },
         flags={"use_bias": "blk.0.attn_output.bias"},
     ),
-    "hunyuan-moe": Family(
-        "hunyuan",
-        {
-            "expert_count": "num_experts",
-            "expert_used_count": "moe_topk",
-            "expert_feed_forward_length": "moe_intermediate_size",
-        },
-        {"use_cla": False, "cla_share_factor": 2, "num_shared_expert": 1},
-        flags={
-            "use_qk_norm": "blk.0.attn_q_norm.weight",
-            "use_mixed_mlp_moe": "blk.0.ffn_gate_shexp.weight",
-        },
-    ),
     "bailingmoe": Family(
         "bailing_moe",
         _BAILING,
@@ -82,6 +69,7 @@ EXPERTS: Mapping[str, Family] = {
         _BAILING,
         modules={
             **_GATE,
+            "mlp.gate.expert_bias": "exp_probs_b.bias",
             "attention.query_layernorm": "attn_q_norm",
             "attention.key_layernorm": "attn_k_norm",
         },
@@ -98,7 +86,6 @@ EXPERTS: Mapping[str, Family] = {
         },
     ),
     "olmoe": Family("olmoe", {"expert_count": "num_experts"}),
-    "phimoe": Family("phimoe", {"expert_count": "num_local_experts"}),
     "deepseek": Family("deepseek", GLM_MOE, actions=SWAP_PAIRS),
     "minimax-m2": Family(
         "minimax",
@@ -169,15 +156,6 @@ EXPERTS: Mapping[str, Family] = {
             "attention.value_scale": "attention_value_scale",
         },
         modules={"self_attn.attention_sink_bias": "attn_sinks.weight"},
-    ),
-    "llama4": Family(
-        "llama4_text",
-        {
-            "expert_count": "num_local_experts",
-            "expert_feed_forward_length": "intermediate_size",
-            "feed_forward_length": "intermediate_size_mlp",
-            "interleave_moe_layer_step": "interleave_moe_layer_step",
-        },
     ),
     "granitemoe": Family(
         "granitemoe",

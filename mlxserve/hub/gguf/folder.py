@@ -20,7 +20,7 @@ from mlxserve.hub.gguf.reader import Header
 from mlxserve.hub.gguf.tokenizer import build_tokenizer, tokenizer_config
 from mlxserve.system.files import make_marked_folder
 
-_LAYOUT = "3"  # version of the written files; another one makes every folder anew
+_LAYOUT = "4"  # version of the written files; another one makes every folder anew
 
 
 def model_folder(header: Header) -> Path:

@@ -139,8 +139,8 @@ RECURRENT: Mapping[str, Family] = {
             "ssm.conv_kernel": "mamba_d_conv",
             "ssm.state_size": "mamba_d_state",
             "ssm.time_step_rank": "mamba_dt_rank",
-            "expert_count": "num_experts",
         },
+        {"num_experts": 1, "num_experts_per_tok": 1},
         flags={"mamba_conv_bias": "blk.0.ssm_conv1d.bias"},
     ),
     "falcon-h1": Family(

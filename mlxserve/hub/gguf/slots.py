@@ -78,18 +78,12 @@ def _own_names(path: str, rules: Family) -> tuple[str, ...] | None:
     """Return llama.cpp's names of a part that gguf's table lacks under mlx-lm's name."""
     layer = _LAYER.search(path)
     before, inner = (f"blk.{layer[1]}.", layer[2]) if layer else ("", path)
-    for end, stems in {**rules.modules, **COMMON_MODULES}.items():
-        suffix = _after(inner, end)
-        if suffix is not None:
-            each = (stems,) if isinstance(stems, str) else stems
-            return tuple(f"{before}{stem}{suffix}" for stem in each)
-    return None
-
-
-def _after(inner: str, end: str) -> str | None:
-    """Return what follows `end`, a whole path's or a module's: "", ".weight" or ".bias"."""
     module, _, leaf = inner.rpartition(".")
+    ends = {**rules.modules, **COMMON_MODULES}
+    # A name of a parameter has precedence over one of its module.
     for name, suffix in ((inner, ""), (module, f".{leaf}")):
-        if name == end or name.endswith(f".{end}"):
-            return suffix
+        for end, stems in ends.items():
+            if name == end or name.endswith(f".{end}"):
+                each = (stems,) if isinstance(stems, str) else stems
+                return tuple(f"{before}{stem}{suffix}" for stem in each)
     return None

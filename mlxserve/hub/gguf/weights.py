@@ -148,7 +148,9 @@ def _begun(
     """Start the repacking of each parameter one ahead of the one that is yielded."""
     before = None
     for slot, tensors in matched:
-        forms = {REPACKINGS[each.kind].form if each.kind in REPACKINGS else None for each in tensors}
+        forms = {
+            REPACKINGS[each.kind].form if each.kind in REPACKINGS else None for each in tensors
+        }
         is_packed = slot.can_pack and len(forms) == 1 and None not in forms
         packings = [_begin(tensor, scale_dtype) for tensor in tensors] if is_packed else []
         if before is not None:
@@ -267,4 +269,3 @@ def _threads() -> ThreadPoolExecutor:
     # which takes two to four times as long as repacking.
     np.empty(_KEPT_BY_MALLOC, np.uint8)
     return ThreadPoolExecutor(min(8, os.cpu_count() or 1), "mlxserve-gguf")
-

@@ -29,15 +29,6 @@ def _exponential(_: actions.NegativeLog, array: Array, __: Config) -> Array:
     return -np.exp(array)
 
 
-def _scaled(each: actions.Scale, array: Array, config: Config) -> Array:
-    factor = np.float32(config[each.option])
-    return array * factor if each.divides else array / factor
-
-
-def _transposed(_: actions.Transpose, array: Array, __: Config) -> Array:
-    return array.swapaxes(-1, -2)
-
-
 def _apart(each: actions.Interleave, array: Array, config: Config) -> Array:
     groups = size(each.groups, config)
     sizes = [size(part, config) // groups for part in each.sizes]
@@ -59,16 +50,14 @@ INVERSES: Mapping[type, Callable[[Any, Array, Config], Array]] = {
     actions.SwapPairs: _pairs,
     actions.Plus: _minus,
     actions.NegativeLog: _exponential,
-    actions.Scale: _scaled,
-    actions.Transpose: _transposed,
     actions.Interleave: _apart,
     actions.GroupHeads: _tiled,
 }
 
 
 def undone(array: Array, path: tuple[actions.Action, ...], config: Config) -> Array:
-    """A parameter as the file has it. A part (`actions.Part`) stays one: `small_files` joins them."""
+    """A parameter as the file has it. A part (`actions.TensorPart`) stays one: `small_files` joins them."""
     for action in reversed(path):
-        if not isinstance(action, actions.Part):
+        if not isinstance(action, actions.TensorPart):
             array = INVERSES[type(action)](action, array, config)
     return array

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
+from mlx_lm.models.cache import make_prompt_cache
 
 from mlxserve.core.errors import UnsupportedModel, in_one_line
 from mlxserve.hub.files import find_model
@@ -37,16 +39,28 @@ def probabilities(logits: Array) -> Array:
 def ours(file: Path) -> Array:
     """Probabilities after each token of the prompt."""
     model, _ = read_model(find_model(str(file)), is_metal=False)
-    return probabilities(np.array(model(mx.array([PROMPT]))[0].astype(mx.float32)))
+    logits = model(mx.array([PROMPT]), cache=make_prompt_cache(model))
+    return probabilities(np.array(logits[0].astype(mx.float32)))
 
 
 def theirs(folder: Path, file: Path) -> Array:
     """In a process of its own, since llama.cpp ends the process where an assertion fails."""
     answer = file.with_suffix(".npy")
-    command = [sys.executable, "-m", "tests.hub.gguf.llama_cpp", str(folder), str(file), str(answer)]
-    done = subprocess.run(command, capture_output=True, text=True, input=json.dumps(PROMPT), check=False)
+    command = [
+        sys.executable,
+        "-m",
+        "tests.hub.gguf.llama_cpp",
+        str(folder),
+        str(file),
+        str(answer),
+    ]
+    done = subprocess.run(
+        command, capture_output=True, text=True, input=json.dumps(PROMPT), check=False
+    )
     if done.returncode != 0:
-        raise ValueError(done.stderr.strip().splitlines()[-1][:200] if done.stderr else done.returncode)
+        raise ValueError(
+            done.stderr.strip().splitlines()[-1][:200] if done.stderr else done.returncode
+        )
     return probabilities(np.load(answer))
 
 
@@ -62,7 +76,9 @@ def best(rows: Array) -> list[tuple[list[int], list[float]]]:
 def difference(rows: Array, judged: Sequence[tuple[list[int], list[float]]]) -> float:
     """The largest of the probabilities of the tokens that llama.cpp finds most probable."""
     pairs = zip((rows[1], rows[-1]), judged, strict=True)
-    return max(float(np.abs(row[tokens] - np.array(values)).max()) for row, (tokens, values) in pairs)
+    return max(
+        float(np.abs(row[tokens] - np.array(values)).max()) for row, (tokens, values) in pairs
+    )
 
 
 def compare(folder: Path, case: str) -> tuple[str, Any]:
@@ -78,12 +94,13 @@ def compare(folder: Path, case: str) -> tuple[str, Any]:
             return f"llama.cpp: {error}", None
         try:
             found = ours(file)
-        except Exception as error:
+        except (UnsupportedModel, ValueError, KeyError, TypeError, AttributeError) as error:
             return f"mlxserve: {type(error).__name__} {in_one_line(error)}", None
     off = float(np.abs(found - judged).max())
     tokens = "".join("=" if same else "x" for same in found.argmax(-1) == judged.argmax(-1))
     verdict = "equal" if off < TOLERANCE else "DIFFER"
-    return f"{verdict} {off:.1e} of {judged.max():.2f} {tokens}", best(judged)
+    line = f"{verdict} {off:.1e} of {judged.max():.2f} {tokens}"
+    return line, {"off": float(f"{off:.1e}"), "best": best(judged)}
 
 
 def main() -> None:
@@ -93,6 +110,15 @@ def main() -> None:
     parser.add_argument("--record", action="store_true")
     given = parser.parse_args()
     judged = json.loads(JUDGED.read_text()) if JUDGED.exists() else {}
+    with TemporaryDirectory() as cache:
+        os.environ["XDG_CACHE_HOME"] = cache
+        _judge_all(given, judged)
+    if given.record:
+        lines = [f' "{case}": {json.dumps(judged[case])}' for case in FILES if case in judged]
+        JUDGED.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+
+def _judge_all(given: argparse.Namespace, judged: dict[str, Any]) -> None:
     for case in FILES:
         if given.names and not {case, case.partition("/")[0]} & set(given.names):
             continue
@@ -100,9 +126,6 @@ def main() -> None:
         print(f"{case:24} {line}", flush=True)
         if given.record and line.startswith("equal"):
             judged[case] = answer
-    if given.record:
-        lines = [f' "{case}": {json.dumps(judged[case])}' for case in FILES if case in judged]
-        JUDGED.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from tests.hub.gguf.files import Array
 _PARAMETERS_SIZE = 512
 _HALF, _SINGLE = 1, 0  # ggml's types of keys and values
 _NO_FLASH = 0
+_VOCABULARY_ONLY = 18  # the word whose first byte is this flag
 _LOG = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 
 
@@ -62,6 +63,10 @@ class LlamaCpp:
         llama.llama_decode.argtypes = [ctypes.c_void_p, _Batch]
         llama.llama_get_logits_ith.restype = ctypes.POINTER(ctypes.c_float)
         llama.llama_get_logits_ith.argtypes = [ctypes.c_void_p, ctypes.c_int32]
+        llama.llama_tokenize.argtypes = [
+            *(ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int32),
+            *(ctypes.POINTER(ctypes.c_int32), ctypes.c_int32, ctypes.c_bool, ctypes.c_bool),
+        ]
         llama.llama_free.argtypes = llama.llama_model_free.argtypes = [ctypes.c_void_p]
 
     @staticmethod
@@ -94,6 +99,27 @@ class LlamaCpp:
             if context:
                 llama.llama_free(context)
             llama.llama_model_free(model)
+
+    def tokens(self, file: Path, texts: Sequence[str]) -> list[list[int]]:
+        """Tokens of each text with a file's vocabulary, without tokens around; control tokens are read.
+
+        Raises ValueError.
+        """
+        llama = self._llama
+        self._messages.clear()
+        parameters: _Parameters = llama.llama_model_default_params()
+        parameters.content[_VOCABULARY_ONLY] |= 1
+        model = llama.llama_model_load_from_file(str(file).encode(), parameters)
+        if not model:
+            raise ValueError(self._last_words())
+        vocabulary = llama.llama_model_get_vocab(model)
+        found = []
+        for text in texts:
+            raw, ids = text.encode(), (ctypes.c_int32 * (4 * len(text) + 16))()
+            count = llama.llama_tokenize(vocabulary, raw, len(raw), ids, len(ids), False, True)
+            found.append(list(ids[:count]))
+        llama.llama_model_free(model)
+        return found
 
     def _context_parameters(self, num_tokens: int) -> _Parameters:
         """A context for the prompt, with keys and values as float32."""

@@ -20,7 +20,7 @@ import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_flatten
 
-from mlxserve.hub.gguf.actions import Interleave, Part, size
+from mlxserve.hub.gguf.actions import Interleave, TensorPart, size
 from mlxserve.hub.gguf.config import model_config
 from mlxserve.hub.gguf.reader import Header, read_header
 from mlxserve.hub.gguf.slots import Slot, slots_of
@@ -81,14 +81,13 @@ def _tensors(
         if slot.path.startswith("lm_head.") and config["tie_word_embeddings"]:
             continue
         array = undone(_random(slot, one.get("outer", 2.0)), slot.actions, config)
-        [part] = [each for each in slot.actions if isinstance(each, Part)] or [None]
+        [part] = [each for each in slot.actions if isinstance(each, TensorPart)] or [None]
         if part is not None:
             if array.shape[part.axis] != size(part.sizes[part.number], config):
                 array = array[None]
             parts[slot.names[0]][part.number], axes[slot.names[0]] = array, part.axis
             continue
-        for name, piece in zip(slot.names, _pieces(array, slot, config), strict=True):
-            tensors[name] = piece
+        tensors |= dict(zip(slot.names, _pieces(array, slot, config), strict=True))
     for name, by_number in parts.items():
         tensors[name] = np.concatenate([by_number[n] for n in sorted(by_number)], axis=axes[name])
     shapes: Mapping[str, Any] = one.get("shapes", {})
@@ -107,9 +106,7 @@ def _pieces(array: Array, slot: Slot, config: Mapping[str, Any]) -> list[Array]:
     if len(slot.names) == 1:
         return [array]
     [joined] = [each for each in slot.actions if isinstance(each, Interleave)] or [None]
-    sizes = [
-        size(each, config) for each in (joined.sizes if joined else _SIZES[len(slot.names)])
-    ]
+    sizes = [size(each, config) for each in (joined.sizes if joined else _SIZES[len(slot.names)])]
     starts = list(accumulate(sizes))[:-1][-(len(slot.names) - 1) :]
     return np.split(array, starts)
 
@@ -121,8 +118,8 @@ def _random(slot: Slot, outer: float) -> Array:
     """
     draw = np.random.default_rng(crc32(slot.path.encode()))
     if len(slot.shape) < 2 or "conv" in slot.path:
-        is_norm = "norm" in slot.path or ".ln_" in slot.path
-        centre = float(is_norm and slot.path.endswith("weight"))
+        is_norm = slot.path.endswith("weight") and ("norm" in slot.path or ".ln_" in slot.path)
+        centre = float(is_norm or "scal" in slot.path)
         return draw.normal(centre, 0.2, slot.shape).astype(np.float32)
     is_outer = "embed" in slot.path or "wte" in slot.path or "lm_head" in slot.path
     spread = (outer if is_outer else 1.2) / slot.shape[-1] ** 0.5

@@ -11,11 +11,11 @@ import pytest
 from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
 
 from mlxserve.core.errors import UnsupportedModel
-from mlxserve.hub.gguf.completions import rope_scaling
 from mlxserve.hub.gguf.config import generation_config, model_config
 from mlxserve.hub.gguf.families import FAMILIES
-from mlxserve.hub.gguf.family import COMMON_KEYS, COMMON_MODULES
+from mlxserve.hub.gguf.family import COMMON_KEYS
 from mlxserve.hub.gguf.reader import Header, TensorInfo
+from mlxserve.hub.gguf.rotary import rope_scaling
 from tests.hub.gguf.architectures import ARCHITECTURES, METADATA
 
 OTHER_NAMES = {"qwen2moe": "qwen2_moe", "qwen3moe": "qwen3_moe", "gpt-oss": "gpt_oss"}
@@ -28,6 +28,8 @@ def test_metadata_means_what_transformers_says(name: str) -> None:
     theirs = GGUF_CONFIG_MAPPING.get(OTHER_NAMES.get(name, name))
     if theirs is None:
         pytest.skip("transformers does not know the architecture")
+    if name in ("nemotron", "gpt2", "mamba"):
+        pytest.skip("mlx-lm's options have other names; llama.cpp judges them (test_judged.py)")
     ours = {**COMMON_KEYS, **FAMILIES[name].keys}
     expected = {key: option for key, option in theirs.items() if option and key not in _LEFT_OUT}
     if name == "lfm2":  # mlx-lm's other names of the same values
@@ -38,16 +40,17 @@ def test_metadata_means_what_transformers_says(name: str) -> None:
 
 
 def test_architectures_and_their_parts_are_known_to_llama_cpp() -> None:
-    for name in FAMILIES:
+    for name, rules in FAMILIES.items():
         [kind] = [one for one, known in gguf.MODEL_ARCH_NAMES.items() if known == name]
-        known = {gguf.TENSOR_NAMES[one] for one in gguf.MODEL_TENSORS[kind]}
+        known = {
+            gguf.TENSOR_NAMES[one].removeprefix("blk.{bid}.") for one in gguf.MODEL_TENSORS[kind]
+        }
         stems = [
-            stem.removesuffix(".weight").removesuffix(".bias")
-            for stem in FAMILIES[name].modules.values()
+            stem.removesuffix(".weight").removesuffix(".bias").removesuffix(".scale")
+            for source in rules.modules.values()
+            for stem in ((source,) if isinstance(source, str) else source)
         ]
-        assert {f"blk.{{bid}}.{stem}" for stem in stems} <= known, name
-        if any("expert_count" in key for key in FAMILIES[name].keys):
-            assert {f"blk.{{bid}}.{stem}" for stem in COMMON_MODULES.values()} <= known, name
+        assert set(stems) <= known, name
 
 
 def header(**values: object) -> Header:

@@ -97,6 +97,18 @@ def test_a_space_is_put_before_a_text_unless_the_file_says_no() -> None:
     assert without.decode(without.encode(" ab").ids) == " ab"
 
 
+def test_a_space_is_put_before_each_part_between_control_tokens() -> None:
+    """What llama.cpp v0.5.0 answers with Llama 2's vocabulary, too."""
+    found = tokenizer(SENTENCEPIECE)
+    for text, tokens in [
+        (" ab", ["\u2581", "\u2581ab"]),
+        ("<eos>ab", ["<eos>", "\u2581ab"]),
+        ("c<eos>a", ["\u2581", "c", "<eos>", "\u2581a"]),
+    ]:
+        assert found.encode(text, add_special_tokens=False).tokens == tokens, text
+    assert found.decode(found.encode("ab c").ids) == "ab c"
+
+
 def test_bytes_without_a_token_are_spelled() -> None:
     found = tokenizer(SENTENCEPIECE)
     assert found.encode("é").tokens[-2:] == ["<0xC3>", "<0xA9>"]
