@@ -6,7 +6,7 @@ only put into another order: exact with float32 scales. In float16, scales of Q4
 two numbers) are rounded by at most 2^-11; those of the others are float16 in the file and stay exact.
 IQ4_NL and IQ4_XS have 4 bits for 16 values from -127 to 113, which 8 bits have as they are. MXFP4 is
 mlx's mxfp4. Q2_K, Q3_K and Q6_K have groups of 16, which mlx has not: they become 8 bits in groups of 32,
-Q3_K exactly, Q2_K and Q6_K with an error of 0.5 % (rms).
+Q3_K exactly, Q2_K and Q6_K with an error of 0.5 % (rms). For all others see `grids.py`.
 
 Codes are packed little-endian, first value lowest, as `mx.quantize` does. Layouts: ggml-common.h and
 ggml-quants.c of llama.cpp.
@@ -21,7 +21,7 @@ from functools import cache
 import numpy as np
 import numpy.typing as npt
 
-from mlxserve.hub.gguf import groups_of_16
+from mlxserve.hub.gguf import grids, groups_of_16
 from mlxserve.hub.gguf.lanes import (
     ONES,
     Bytes,
@@ -236,5 +236,7 @@ REPACKINGS: Mapping[str, Repacking] = {
     "IQ4_NL": Repacking(8, _iq4_nl, 128),
     "IQ4_XS": Repacking(8, _iq4_xs, 128),
     "MXFP4": Repacking(4, _mxfp4, mode="mxfp4"),
+    **{kind: Repacking(8, repack, 128) for kind, repack in grids.IN_8_BITS.items()},
+    **{kind: Repacking(2, repack, 1) for kind, repack in grids.IN_2_BITS.items()},
 }
-INEXACT = frozenset({"Q2_K", "Q6_K"})
+INEXACT = frozenset({"Q2_K", "Q6_K"}) | grids.INEXACT

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mlxserve.hub.gguf.actions import Interleave, TensorPart, Plus, SwapPairs
+from mlxserve.hub.gguf.actions import Interleave, Plus, SwapPairs, TensorPart
 from mlxserve.hub.gguf.family import MINUS_ONE, SWAP_PAIRS, Family
 
 LAYER_NORM = "attention.layer_norm_epsilon"

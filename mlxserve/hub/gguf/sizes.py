@@ -13,6 +13,11 @@ _BITS = {  # bits per value
     **dict.fromkeys(("Q4_0", "Q4_1", "Q4_K"), 4 + _SCALES),
     **dict.fromkeys(("Q5_0", "Q5_1", "Q5_K"), 5 + _SCALES),
     **dict.fromkeys(("Q8_0", "Q6_K", "Q3_K", "Q2_K", "IQ4_NL", "IQ4_XS"), 8 + _SCALES),
+    **dict.fromkeys(
+        ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"), 8 + _SCALES
+    ),
+    **dict.fromkeys(("TQ1_0", "TQ2_0"), 2 + _SCALES),
+    "NVFP4": 8 + _SCALES,
     "MXFP4": 4.25,
 }
 

@@ -22,6 +22,11 @@ SCALES = {
     "IQ4_NL": (0,),
     "IQ4_XS": (0,),
     "MXFP4": (),
+    "NVFP4": (),
+    "IQ1_M": (),
+    "TQ1_0": (52,),
+    "TQ2_0": (64,),
+    **dict.fromkeys(("IQ1_S", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"), (0,)),
 }
 
 
@@ -33,6 +38,8 @@ def random_blocks(kind: str, count: int = 512) -> np.ndarray:
     for at in SCALES.get(kind, (0, 2)):
         scale = draw.normal(scale=0.1, size=(count, 1)).astype(np.float16)
         raw[:, at : at + 2] = scale.view(np.uint8)
+    if kind == "IQ1_M":
+        raw[:, 55] = raw[:, 55] & 15 | 0x20  # the end of a scale that is spread over four numbers
     if kind == "MXFP4":
         raw[:, 0] = draw.integers(100, 150, count)  # an exponent
     return raw
