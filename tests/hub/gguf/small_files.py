@@ -18,6 +18,8 @@ from zlib import crc32
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf.quants import dequantize, quantize
 from mlx.utils import tree_flatten
 
 from mlxserve.hub.gguf.actions import Interleave, TensorPart, size
@@ -49,8 +51,13 @@ def metadata_of(case: str) -> dict[str, Any]:
     return {key: value for key, value in metadata.items() if value is not None}
 
 
-def write_small(case: str, file: Path) -> Path:
-    """case: an architecture, and a variant of it after a dot"""
+def write_small(
+    case: str, file: Path, kind: str | None = None, *, is_rounded: bool = False
+) -> Path:
+    """case: an architecture, and a variant of it after a slash
+    kind: of blocks, for tensors whose rows are whole blocks
+    is_rounded: the values of these blocks, in float32
+    """
     architecture = case.partition("/")[0]
     metadata, one = metadata_of(case), FILES[case]
     extra = {name: np.array(values, np.float32) for name, values in one.get("extra", {}).items()}
@@ -60,7 +67,20 @@ def write_small(case: str, file: Path) -> Path:
     header = read_header(file)
     config = model_config(header)
     tensors = _tensors(_model(config), header, config, one)
-    return write_gguf(file, architecture, metadata, {**tensors, **extra})
+    if kind is None:
+        return write_gguf(file, architecture, metadata, {**tensors, **extra})
+    blocks = GGMLQuantizationType[kind]
+    size_of_block, _ = GGML_QUANT_SIZES[blocks]
+    packed = {
+        name: quantize(array, blocks)
+        for name, array in tensors.items()
+        if name.endswith(".weight") and array.ndim > 1 and array.shape[-1] % size_of_block == 0
+    }
+    if is_rounded:
+        values = {name: dequantize(raw, blocks) for name, raw in packed.items()}
+        return write_gguf(file, architecture, metadata, {**tensors, **extra, **values})
+    kinds = dict.fromkeys(packed, kind)
+    return write_gguf(file, architecture, metadata, {**tensors, **extra, **packed}, kinds)
 
 
 def _model(config: Mapping[str, Any]) -> nn.Module:

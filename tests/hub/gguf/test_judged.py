@@ -8,12 +8,15 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 import pytest
+from mlx.utils import tree_flatten
 
 from mlxserve.core.errors import UnsupportedModel
+from mlxserve.hub.files import find_model
 from mlxserve.hub.gguf import actions
 from mlxserve.hub.gguf.config import model_config
 from mlxserve.hub.gguf.families import FAMILIES
 from mlxserve.hub.gguf.reader import Header, TensorInfo
+from mlxserve.model.load import read_model
 from tests.hub.gguf.inverse import INVERSES, undone
 from tests.hub.gguf.judge import JUDGED, TOLERANCE, difference, ours
 from tests.hub.gguf.page import on_page, table
@@ -44,6 +47,32 @@ def cache_fixture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_small_file_is_answered_as_llama_cpp_answers_it(tmp_path: Path, case: str) -> None:
     judged = json.loads(JUDGED.read_text(encoding="utf-8"))[case]["best"]
     assert difference(ours(write_small(case, tmp_path / "small.gguf")), judged) < TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("case", "parts"),
+    [
+        ("qwen35", ("in_proj_qkv", "in_proj_z", "out_proj")),
+        ("qwen3next", ("in_proj_qkvz",)),
+        ("internlm2", ("wqkv",)),
+        ("gemma4/experts", ("gate_proj", "up_proj", "down_proj")),
+        ("granitehybrid", ("input_linear", "q_proj")),
+    ],
+)
+def test_actions_leave_quantised_tensors_packed(
+    tmp_path: Path, case: str, parts: tuple[str, ...]
+) -> None:
+    """Rows and groups of columns are moved as they are, on codes, scales and biases."""
+    packed = write_small(case, tmp_path / "packed.gguf", "Q8_0")
+    rounded = write_small(case, tmp_path / "rounded.gguf", "Q8_0", is_rounded=True)
+    model, _ = read_model(find_model(str(packed)), is_metal=False)
+    kinds = {
+        path.split(".")[-2]: array.dtype
+        for path, array in tree_flatten(model.parameters())
+        if path.endswith(".weight")
+    }
+    assert {kinds[part] for part in parts} == {mx.uint32}
+    np.testing.assert_allclose(ours(packed), ours(rounded), atol=1e-5)
 
 
 def test_every_architecture_was_judged_by_llama_cpp() -> None:
