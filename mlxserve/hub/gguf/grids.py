@@ -69,8 +69,8 @@ def _values(raw: Bytes, kind: str) -> Floats:
 def _in_8_bits(raw: Bytes, codes: Bytes, *, kind: str, unit: Unit) -> Floats:
     """Write signed multiples of each group's unit, and return the units."""
     values = _values(raw, kind)
-    units = unit(raw, values)
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(all="ignore"):
+        units = unit(raw, values)
         multiples = np.nan_to_num(np.rint(values / units[:, :, np.newaxis]), posinf=0, neginf=0)
     codes[...] = (multiples.reshape(len(raw), -1) + 128).astype(np.uint8)
     return units

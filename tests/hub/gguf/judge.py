@@ -24,7 +24,7 @@ from mlxserve.core.errors import UnsupportedModel, in_one_line
 from mlxserve.hub.files import find_model
 from mlxserve.model.load import read_model
 from tests.hub.gguf.files import Array
-from tests.hub.gguf.small_files import FILES, PROMPT, write_small
+from tests.hub.gguf.small_files import FILES, PROMPT, fingerprint, write_small
 
 JUDGED = Path(__file__).with_name("judged.json")
 NUM_BEST = 20
@@ -88,6 +88,7 @@ def compare(folder: Path, case: str) -> tuple[str, Any]:
             file = write_small(case, Path(place) / "small.gguf")
         except (UnsupportedModel, ValueError, KeyError, TypeError, AttributeError) as error:
             return f"not written: {type(error).__name__} {in_one_line(error)}", None
+        written = fingerprint(file)
         try:
             judged = theirs(folder, file)
         except ValueError as error:
@@ -100,7 +101,7 @@ def compare(folder: Path, case: str) -> tuple[str, Any]:
     tokens = "".join("=" if same else "x" for same in found.argmax(-1) == judged.argmax(-1))
     verdict = "equal" if off < TOLERANCE else "DIFFER"
     line = f"{verdict} {off:.1e} of {judged.max():.2f} {tokens}"
-    return line, {"off": float(f"{off:.1e}"), "best": best(judged)}
+    return line, {"off": float(f"{off:.1e}"), "file": written, "best": best(judged)}
 
 
 def main() -> None:

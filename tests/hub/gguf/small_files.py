@@ -15,12 +15,10 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
-import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize, quantize
-from mlx.utils import tree_flatten
 
 from mlxserve.hub.gguf.actions import Interleave, TensorPart, size
 from mlxserve.hub.gguf.config import model_config
@@ -30,6 +28,7 @@ from tests.hub.gguf.files import Array, byte_level_vocabulary, write_gguf
 from tests.hub.gguf.inverse import undone
 
 VOCAB = 288
+_HUGE = 1e20  # divides a frequency that is not rotated
 PROMPT = [5, 90, 17, 200, 31, 8, 8, 140, 77, 61, 5, 90, 33, 210, 4, 19]
 SMALL: Mapping[str, Any] = json.loads(Path(__file__).with_suffix(".json").read_text())
 COMMON: Mapping[str, Any] = SMALL["common"]
@@ -146,5 +145,16 @@ def _random(slot: Slot, outer: float) -> Array:
     return draw.normal(0, spread, slot.shape).astype(np.float32)
 
 
-def parameters(model: nn.Module) -> dict[str, mx.array]:
-    return dict(tree_flatten(model.parameters()))
+def fingerprint(file: Path) -> tuple[int, float]:
+    """What llama.cpp read: (names and shapes of all tensors, a sum of values that depends on their places).
+
+    A row and its inverse would agree with each other if an action or a name were missing in both.
+    """
+    tensors = sorted(read_header(file).tensors.values(), key=lambda each: each.name)
+    names = crc32(repr([(each.name, each.shape) for each in tensors]).encode())
+    total = 0.0
+    for tensor in tensors:
+        values = np.fromfile(file, "<f4", tensor.nbytes // 4, offset=tensor.offset)
+        values = np.where(np.abs(values) < _HUGE, values, 0)
+        total += float(values.astype(np.float64) @ np.cos(0.7 * np.arange(len(values))))
+    return names, round(total, 2)

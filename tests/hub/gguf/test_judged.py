@@ -20,7 +20,7 @@ from mlxserve.model.load import read_model
 from tests.hub.gguf.inverse import INVERSES, undone
 from tests.hub.gguf.judge import JUDGED, TOLERANCE, difference, ours
 from tests.hub.gguf.page import on_page, table
-from tests.hub.gguf.small_files import FILES, write_small
+from tests.hub.gguf.small_files import FILES, fingerprint, write_small
 
 CONFIG = {"heads": 4, "groups": 2, "size": 8, "factor": 3.0}
 # Named first, or with an action of its own; others are run with the slow suite.
@@ -45,8 +45,12 @@ def cache_fixture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [pytest.param(case, marks=[] if case in QUICK else pytest.mark.slow) for case in FILES],
 )
 def test_a_small_file_is_answered_as_llama_cpp_answers_it(tmp_path: Path, case: str) -> None:
-    judged = json.loads(JUDGED.read_text(encoding="utf-8"))[case]["best"]
-    assert difference(ours(write_small(case, tmp_path / "small.gguf")), judged) < TOLERANCE
+    judged = json.loads(JUDGED.read_text(encoding="utf-8"))[case]
+    file = write_small(case, tmp_path / "small.gguf")
+    names, total = fingerprint(file)
+    assert names == judged["file"][0], "llama.cpp read tensors of other names or shapes"
+    assert total == pytest.approx(judged["file"][1], abs=0.05), "llama.cpp read other values"
+    assert difference(ours(file), judged["best"]) < TOLERANCE
 
 
 @pytest.mark.parametrize(
