@@ -95,6 +95,7 @@ def load(tuned: Tuned) -> Iterator[Callable[..., AsyncLLM]]:
         llm.close()
 
 
+@pytest.mark.slow
 def test_an_adapter_answers_as_mlx_lm_alone_cached_and_beside_others(
     tuned: Tuned, load: Callable[..., AsyncLLM]
 ) -> None:

@@ -249,6 +249,7 @@ def check_calls(dense: Dense, drafts: Sequence[_Draft]) -> int:
     return num_checked
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [

@@ -114,6 +114,7 @@ def test_on_metal_a_model_stays_resident_and_mlx_keeps_freed_memory_for_one_step
     assert mlx_limits.freed[-1] == planned.step
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("on_metal")
 @pytest.mark.parametrize(
     ("mac", "usable"),

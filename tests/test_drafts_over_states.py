@@ -106,6 +106,7 @@ def oracle_of(folder: Path, params: SamplingParams) -> Iterator[Expected]:
     assert any(accepted == drafted > 3 for drafted, accepted in numbers), "right"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "params", [pytest.param(GREEDY, marks=pytest.mark.slow), SEEDED], ids=["greedy", "top-p"]
 )

@@ -88,6 +88,7 @@ LINEAR = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("source", "method", "flags"), QUADRATIC)
 def test_an_expression_of_quadratic_time_is_found(
     source: Any, method: str, flags: re.RegexFlag
@@ -96,6 +97,7 @@ def test_an_expression_of_quadratic_time_is_found(
     assert superlinear(matcher(pattern, method), pattern)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", EXPONENTIAL)
 def test_an_expression_of_exponential_time_is_found_before_it_runs_for_ever(source: str) -> None:
     pattern = re.compile(source)

@@ -203,6 +203,7 @@ def answers(model_folder: Callable[[str], Path]) -> list[tuple[int, ...]]:
     return [output.token_ids for output in outputs]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unhurried_disk")
 @pytest.mark.parametrize("mode", [pytest.param("recompute", marks=pytest.mark.long), "swap"])
 def test_three_times_more_demand_than_pages_is_served_in_both_modes(

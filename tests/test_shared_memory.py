@@ -100,6 +100,7 @@ def test_greedy_tokens_are_the_dense_ones(
     assert len(set(num_shrunk)) > 2, "memory has moved"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", [pytest.param("recompute", marks=pytest.mark.long), "swap"])
 def test_preempted_answers_are_the_same(
     mode: str,
@@ -139,6 +140,7 @@ def test_a_cache_of_another_size_shares_as_much(
             llm.check()
 
 
+@pytest.mark.slow
 def test_what_moved_is_read_from_disk_after_a_restart(
     write_model: Callable[..., Path], tmp_path: Path
 ) -> None:

@@ -76,6 +76,7 @@ def test_greedy_tokens_are_the_dense_ones(
         assert llm.stats().scheduler.restored_tokens > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", [pytest.param("recompute", marks=pytest.mark.long), "swap"])
 def test_preempted_answers_are_the_same(
     mode: str, write_model: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

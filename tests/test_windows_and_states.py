@@ -55,6 +55,7 @@ def test_greedy_tokens_are_the_dense_ones(folder: Path, prompts: list[list[int]]
         llm.check()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", [pytest.param("recompute", marks=pytest.mark.long), "swap"])
 def test_preempted_answers_are_the_same(folder: Path, mode: str, tmp_path: Path) -> None:
     params = replace(GREEDY, max_tokens=90)
@@ -73,6 +74,7 @@ def test_preempted_answers_are_the_same(folder: Path, mode: str, tmp_path: Path)
         llm.check()
 
 
+@pytest.mark.slow
 def test_pages_windows_and_states_are_read_from_disk_after_a_restart(
     folder: Path, prompts: list[list[int]], tmp_path: Path
 ) -> None:

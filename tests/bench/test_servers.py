@@ -60,6 +60,7 @@ with run_child("one", [sys.executable, "-c", {_SERVER!r}], "/", {{}}) as server:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_a_benchmark_that_is_told_to_end_ends_its_servers(number: signal.Signals) -> None:
     with subprocess.Popen(

@@ -32,6 +32,7 @@ def nothing_of_earlier_tests() -> Iterator[None]:
     gc.freeze()
 
 
+@pytest.mark.slow
 def test_what_nobody_froze_is_collected_without_a_look_at_the_rest() -> None:
     since = gc_freeze.frozen()
     layer = forgotten()

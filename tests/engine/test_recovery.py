@@ -373,6 +373,7 @@ def test_requests_that_wait_survive_a_failed_step_of_others() -> None:
     run(scenario, max_num_seqs=1, max_num_batched_tokens=64)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("interval", [32, pytest.param(8, marks=pytest.mark.long)])
 def test_a_preempted_answer_survives_with_the_tokens_it_has(interval: int) -> None:
     async def scenario(chat: TextModel) -> None:

@@ -58,6 +58,7 @@ def windows_of(loaded: LoadedModel) -> tuple[int, int, int]:
     return size, values, sum(2 * layer.kv_heads for layer in layers)
 
 
+@pytest.mark.slow
 def test_the_shape_is_what_the_model_keeps() -> None:
     for name in sorted(set(ARCHITECTURES) - {*DIFFERENT, *SILENT}):
         module = importlib.import_module(f"mlx_lm.models.{name.split('.')[0]}")

@@ -18,8 +18,9 @@ from tests.metal_kernels.mlx_products import packs_of, quantised, random_rows, r
 # Whole blocks of two words a lane, and of one; lanes without numbers at the end of a row.
 WIDTHS = (512, 256, 384, 640)
 PLAIN = (512, 4, 64, mx.bfloat16)
+SLOW, LONG = pytest.mark.slow, pytest.mark.long
 EVERY = [
-    pytest.param(width, bits, group_size, dtype, marks=pytest.mark.slow)
+    pytest.param(width, bits, group_size, dtype, marks=SLOW if dtype == mx.bfloat16 else LONG)
     for width in WIDTHS
     for bits in (4, 8)
     for group_size in (32, 64, 128)
@@ -45,6 +46,7 @@ def test_a_row_equals_mlx_product_of_it_alone(
     assert same_bits(found, rows_alone(rows, weights))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("count", "bits", "packs"),
     [

@@ -7,6 +7,7 @@ import pytest
 from tests.perf import instructions
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("group", "is_quantised", "most", "share"),
     [
@@ -25,6 +26,7 @@ def test_matrices_take_fewer_instructions_than_one_head_after_the_other(
     assert found <= share * without
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("is_quantised", "most"), [(False, 11.2), (True, 12.3)])
 def test_tiles_take_no_more_instructions_than_without_a_shrink_each_time(
     is_quantised: bool, most: float
@@ -33,7 +35,7 @@ def test_tiles_take_no_more_instructions_than_without_a_shrink_each_time(
     assert instructions.tiles(is_quantised=is_quantised) <= most
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("rows", "most"), [(1, 49.6), (16, 44.2)])
 def test_latents_take_no_more_instructions_than_without_a_shrink_each_time(
     rows: int, most: float

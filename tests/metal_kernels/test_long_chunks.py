@@ -192,6 +192,7 @@ def test_on_a_mac_mlx_is_asked_once_for_each_head_dimension(mac: Answer) -> None
     assert sorted(attention.forced) == sorted(expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("head_dim", "head_dims", "kernel"),
     [
@@ -277,6 +278,7 @@ def test_no_chunk_is_copied_where_the_self_test_of_copies_failed() -> None:
     assert ran[-1] == "paged_prefill"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [{}, {"window": 70, "dtype": mx.bfloat16}, {"window": 300, "has_sinks": True}],
@@ -290,6 +292,7 @@ def test_long_chunks_are_right_beside_short_ones(options: dict[str, Any]) -> Non
     assert ran[-4:] == ["paged_prefill", "gather_pages", "gather_pages", "paged_prefill"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [

@@ -136,6 +136,7 @@ def test_decodes_are_right_and_pass_every_check(
     assert found.error() <= found.tolerance
 
 
+@pytest.mark.slow
 @quarter(0)
 def test_chunks_are_right_and_pass_every_check(
     values: Values, checked_backend: MetalBackend
@@ -165,6 +166,7 @@ def test_other_layouts_are_right(fast_backend: MetalBackend) -> None:
             assert found.error() <= found.tolerance, str(case)
 
 
+@pytest.mark.slow
 def test_groups_of_any_size_are_right(checked_backend: MetalBackend) -> None:
     for group in [2, 3, 5, 7, 9, 11, 16, 17, 23]:
         for sequences in [((40, 1), (2, 1)), ((0, 9), (30, 3))]:
@@ -180,6 +182,7 @@ def test_groups_of_any_size_are_right_without_matrices(
     assert found.error() <= found.tolerance
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("head_dim", [192, 256, 512])
 def test_large_groups_of_large_heads_are_right(
     head_dim: int, checked_backend: MetalBackend, backend_without_matrices: MetalBackend
@@ -191,7 +194,7 @@ def test_large_groups_of_large_heads_are_right(
         assert found.error() <= found.tolerance
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_groups_in_8_bits_are_right(checked_backend: MetalBackend) -> None:
     """By matrices, whose columns are not all used; a window begins and ends inside pages."""
     for at, head_dim in enumerate(HEAD_DIMS):
@@ -202,6 +205,7 @@ def test_groups_in_8_bits_are_right(checked_backend: MetalBackend) -> None:
             assert found.error() <= found.tolerance, (head_dim, group)
 
 
+@pytest.mark.slow
 def test_windows_of_any_size_are_right(checked_backend: MetalBackend) -> None:
     for window in [1, 15, 16, 17, 255, 256, 257, 600, 10_000]:
         for sequences in (((699, 1), (511, 1), (255, 1), (9, 1)), ((500, 3), (14, 20))):
@@ -209,6 +213,7 @@ def test_windows_of_any_size_are_right(checked_backend: MetalBackend) -> None:
             assert found.error() <= found.tolerance, window
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pool_dtype", [*DTYPES, mx.int8], ids=str)
 def test_rows_as_models_pass_them_are_written_and_attended_over_alike(
     pool_dtype: mx.Dtype, checked_backend: MetalBackend

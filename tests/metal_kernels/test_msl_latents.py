@@ -22,6 +22,7 @@ DECODES = ((0, 1), (15, 1), (16, 1), (partition_size(16) + 18, 1))
 CHUNKS = ((0, 1), (0, 17), (30, 5))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sequences", [DECODES, CHUNKS], ids=["decodes", "chunks"])
 @pytest.mark.parametrize(
     ("dims", "dtype", "heads"), [((512, 64), mx.float16, 5), ((256, 64), mx.float32, 20)], ids=str
@@ -37,6 +38,7 @@ def test_latents_are_attended_right_and_pass_every_check(
     assert found.error() <= found.tolerance
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("heads", [1, 20, 40, 128])
 @pytest.mark.parametrize("sequences", [((300, 1), (2, 1)), ((0, 3), (30, 2))], ids=["1row", "rows"])
 def test_any_number_of_heads_is_right(

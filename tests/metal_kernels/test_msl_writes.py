@@ -79,7 +79,7 @@ def test_rows_go_to_their_slots_bit_by_bit(checked_backend: MetalBackend) -> Non
             check_write(checked_backend, pools, held, patterns(page_size)[pattern])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_every_row_size_is_written_bit_by_bit(checked_backend: MetalBackend) -> None:
     for dtype, head_dim in ROWS:
         for page_size in PAGE_SIZES:
@@ -123,6 +123,7 @@ def test_transposed_rows_are_written(checked_backend: MetalBackend) -> None:
         assert np.array_equal(pool, wanted)
 
 
+@pytest.mark.slow
 def test_copied_pages_are_bit_equal_and_others_stay(checked_backend: MetalBackend) -> None:
     sources, targets = np.array([3, 1, 3], np.int32), np.array([0, 5, 2], np.int32)
     for dtype, head_dim in ROWS:

@@ -25,6 +25,7 @@ def backend(request: pytest.FixtureRequest) -> Backend:
     return plain
 
 
+@pytest.mark.slow
 def test_attention_over_pages_is_that_over_plain_arrays(backend: Backend) -> None:
     for case in CASES:
         found = Paged(backend, case)

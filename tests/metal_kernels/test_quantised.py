@@ -81,6 +81,7 @@ def expected(rows: mx.array) -> np.ndarray:
     return everywhere
 
 
+@pytest.mark.slow
 def test_every_backend_writes_the_bytes_that_numpy_computes(emulated: MetalBackend) -> None:
     for dtype in DTYPES:
         for head_dim in [24, *HEAD_DIMS]:
@@ -109,7 +110,7 @@ def test_any_number_of_heads_is_written(num_heads: int, emulated: MetalBackend) 
     assert np.array_equal(held(emulated, keys, keys)[0], expected(keys))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_attention_is_that_over_what_the_bytes_mean(emulated: MetalBackend) -> None:
     for case in CASES:
         for backend in (*PLAIN, emulated):

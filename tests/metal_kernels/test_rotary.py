@@ -177,6 +177,7 @@ KINDS = [
 ROTATIONS = [KINDS[2], KINDS[5], KINDS[4], KINDS[1]]
 
 
+@pytest.mark.slow
 def test_rows_are_normalised_rotated_and_written(checked_backend: MetalBackend) -> None:
     for case in KINDS:
         check(checked_backend, case)

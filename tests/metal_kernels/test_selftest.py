@@ -39,6 +39,7 @@ def test_pools_are_written_in_place(fast_backend: MetalBackend) -> None:
     assert why_not_in_place(fast_backend) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_pools_of_every_dtype_are_written_in_place(
     dtype: mx.Dtype, fast_backend: MetalBackend
@@ -46,6 +47,7 @@ def test_pools_of_every_dtype_are_written_in_place(
     assert why_not_in_place(fast_backend, small(dtype)) is None
 
 
+@pytest.mark.slow
 def test_pools_in_8_bits_are_written_in_place(fast_backend: MetalBackend) -> None:
     for load in (QUICK_Q8, replace(small(mx.bfloat16), is_quantised=True)):
         assert why_not_in_place(fast_backend, load) is None

@@ -57,6 +57,7 @@ def test_without_tools_it_writes_no_call_and_never_runs_away(llm: LLM, text: str
     assert output.usage.completion_tokens <= LIMIT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text",
     [

@@ -99,6 +99,7 @@ def test_what_is_replaced_twice_is_replaced_once(build_model: BuildModel) -> Non
     assert nn.silu is silu
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["llama", "qwen3_moe", "gemma2"])
 def test_a_step_of_a_model_has_no_slow_activation(
     kind: str, build_model: BuildModel, tmp_path: Path

@@ -70,6 +70,7 @@ def fused_model(
     return loaded, FusedLayers.fuse(loaded.model, loaded.dtype, loaded.context.longest)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", each_of(FUSED))
 def test_usual_attention_is_fused_and_the_probe_finds_it_right(
     kind: str, build_model: BuildModel

@@ -87,6 +87,7 @@ def test_large_head_dimensions(head_dim: int, build_model: BuildModel) -> None:
     assert {"paged_prefill", "paged_decode"} <= ran
 
 
+@pytest.mark.slow
 def test_latents(build_model: BuildModel) -> None:
     """Chunks and decodes over latents, which the reference attends without tiles or partitions."""
     loaded = prepare(*build_model("glm4_moe_lite", **LATENTS), "latents")

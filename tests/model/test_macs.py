@@ -36,6 +36,7 @@ def test_on_a_mac_attention_is_all_that_is_replaced(on_a_mac: dict[str, Any]) ->
     assert on_a_mac["changed"] == [ATTENTION]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "darwin", reason="a Mac is compared with a Linux CPU")
 def test_a_linux_cpu_replaces_activations_as_well(on_a_mac: dict[str, Any]) -> None:
     found = step_on(sys.platform)

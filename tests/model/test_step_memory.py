@@ -145,6 +145,7 @@ def test_decodes_of_very_long_contexts_stay_within_the_planned_peak(
         assert replayed(model, memory, shape, POOLS[0]).peak <= planned, context
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("memory", [8, 24, 48, 96])  # one of each limit
 @pytest.mark.parametrize("model", GEOMETRIES, ids=named)
 def test_the_planned_peak_covers_every_kind_of_step(model: Geometry, memory: int) -> None:

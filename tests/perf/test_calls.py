@@ -37,6 +37,7 @@ def test_only_our_functions_are_counted_and_comprehensions_belong_to_theirs() ->
 _TRACE = "import json; from tests.perf import calls; print(json.dumps(calls.functions(calls.engine_calls())))"
 
 
+@pytest.mark.slow
 def test_a_step_of_the_engine_is_planned_computed_and_committed_once() -> None:
     # In a process of its own: what other tests have installed in mlx would be entered as well.
     run = subprocess.run(

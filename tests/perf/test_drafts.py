@@ -31,6 +31,7 @@ def test_no_cell_is_slower_than_plain_decode(cells: list[Cell]) -> None:
     assert min(worst.speeds) >= 0.97, worst
 
 
+@pytest.mark.slow
 def test_where_nothing_pays_nothing_is_lost(cells: list[Cell]) -> None:
     assert mean(losing(cells)) >= 0.99
 

@@ -35,6 +35,7 @@ def test_a_chat_request_is_queued_within_the_calls_that_the_design_allows() -> N
     assert sum(by_function.values()) <= 350, "\n".join(f"{n} {f}" for f, n in by_function.items())
 
 
+@pytest.mark.slow
 def test_the_way_begins_at_the_socket_and_ends_in_the_queue() -> None:
     by_function, by_file = way_in()
     assert by_function["mlxserve/api/server/connection.py Connection.data_received"] == 1

@@ -70,6 +70,7 @@ def test_two_ranks_answer_over_http_and_end_when_they_are_told_to(ranks: StartRa
         assert worker.wait(60) is None or not worker.is_running()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fault", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.ranks)]
 )

@@ -173,6 +173,7 @@ def num_calls(subject: Subject) -> dict[Point, int]:
     return {fault.point: fault.num_calls for fault in faults}
 
 
+@pytest.mark.slow
 def test_the_load_reaches_almost_every_point(num_calls: dict[Point, int]) -> None:
     """Otherwise the tests below would pass without a fault."""
     unreached = {str(point) for point, number in num_calls.items() if not number}
@@ -199,6 +200,7 @@ def test_the_load_reaches_almost_every_point(num_calls: dict[Point, int]) -> Non
     }, unreached
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("point", KEY_POINTS, ids=str)
 def test_a_fault_in_an_early_call_is_survived(subject: Subject, point: Point) -> None:
     asyncio.run(subject.survive([Fault(point, lambda: error_of(RuntimeError), at=1)]))

@@ -37,6 +37,7 @@ def answers(engine: object, seed: int) -> dict[str, list[int]]:
     return engine.answers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_answers_do_not_depend_on_cache_chunks_pages_or_preemptions(
     make_engine: Callable, seed: int

@@ -83,6 +83,7 @@ _OTHER_LARGE_VALUES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "source",
     [
@@ -100,6 +101,7 @@ def test_a_template_that_exhausts_memory_is_ended_and_the_next_one_renders(
     assert harmless.decode(harmless.render(USER)) == "Hi"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "source",
     [

@@ -643,6 +643,7 @@ async def test_a_long_answer_shows_its_end_first_and_then_all_of_it(
         await t.until(lambda: "the end" in t.screen)
 
 
+@pytest.mark.slow
 async def test_a_large_piece_is_painted_in_parts(t: Terminal, server: FakeServer) -> None:
     gate = scripts.Gate()
     server.script(scripts.say("some words\n\n" * 4_000), gate, scripts.say("the end"))

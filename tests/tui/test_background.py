@@ -74,6 +74,7 @@ def test_brightness_decides() -> None:
         assert is_light_background(b"\x1b]11;" + colour + b"\x07") is is_light, colour
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("answer", "is_light"), [(WHITE, True), (b"", False)])
 def test_the_chat_opens_in_the_theme_of_the_terminal(
     open_window: OpenWindow,

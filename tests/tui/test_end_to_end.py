@@ -61,6 +61,7 @@ def test_killing_it_loses_at_most_the_last_second(
     assert server.disconnects.acquire(timeout=patience)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_it_and_keeps_the_text_so_far(
     writing: Window, home: Home, number: signal.Signals

@@ -131,6 +131,7 @@ def test_an_invalid_flag_is_reported_on_the_normal_screen(
     assert window.modes == window.modes_before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "variables"),
     [

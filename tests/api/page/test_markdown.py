@@ -325,6 +325,7 @@ def test_usual_texts_are_short_work_of_another_process(
     assert works == [(Lane.SHORT, RunsIn.PROCESS), (Lane.SHORT, RunsIn.THREAD)]
 
 
+@pytest.mark.slow
 def test_a_text_that_does_not_end_is_plain_and_the_others_are_not(
     parser: Helper, chat: FakeChat
 ) -> None:

@@ -298,6 +298,7 @@ def test_a_prompt_that_repeats_an_earlier_prompt_and_its_answer_is_answered(
         assert again.choices[0].text == first.choices[0].text
 
 
+@pytest.mark.slow
 def test_an_answer_may_fill_the_context(client: openai.OpenAI) -> None:
     reply = client.completions.create(
         model="tiny", prompt=[5] * (CONTEXT - 3), max_tokens=100, extra_body={"ignore_eos": True}

@@ -146,6 +146,7 @@ def test_another_page_size_finds_nothing(serve: Start, tmp_path: Path, wanted: M
     assert usage["cache"]["tokens_from_disk"] == num_lost == 0
 
 
+@pytest.mark.slow
 def test_a_folder_that_cannot_be_written_to_is_said_before_the_model_is_served(
     serve: Start, tmp_path: Path
 ) -> None:

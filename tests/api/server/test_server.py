@@ -100,6 +100,7 @@ def test_a_server_killed_under_load_starts_again(start: Start, tmp_path: Path) -
     }
 
 
+@pytest.mark.slow
 def test_the_server_ends_when_its_stdin_does(start: Start) -> None:
     with start("--exit-with-parent", stdin=subprocess.PIPE) as process:
         assert process.request("GET", "/health")[0] == 200

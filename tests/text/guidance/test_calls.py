@@ -64,6 +64,7 @@ def test_without_a_marker_only_a_required_call_is_constrained(name: str) -> None
     assert call_grammar(markup(name), TOOLS, is_whole=True, repeats=True) is not None
 
 
+@pytest.mark.slow
 def test_unknown_call_formats_have_no_grammar() -> None:
     unknown = Markup(call_start=(START,))
     assert call_grammar(unknown, TOOLS, is_whole=True, repeats=True) is None

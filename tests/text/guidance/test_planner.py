@@ -99,6 +99,7 @@ TEMPLATES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SPECIAL)
 def test_calls_follow_their_schemas_after_the_familys_own_marker(
     name: str, tokenizer_with: Callable[[list[str], str], Tokenizer]

@@ -183,6 +183,7 @@ ODD = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", ODD, ids=[one[:12] for one in ODD])
 def test_no_value_makes_a_reader_fail_or_leaves_text_that_cannot_be_sent(value: str) -> None:
     for case, text in WRITTEN.items():

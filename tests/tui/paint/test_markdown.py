@@ -94,6 +94,7 @@ LONG = {
 }
 
 
+@pytest.mark.slow
 def test_long_blocks_end_in_the_painting_of_the_whole_text() -> None:
     for name in LONG:
         for size in [97, 4_000]:
@@ -102,6 +103,7 @@ def test_long_blocks_end_in_the_painting_of_the_whole_text() -> None:
             assert finished(stream) == whole(text), (name, size)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fence", "open fence", "list", "loose list", "nested list"])
 def test_the_open_end_of_a_long_block_stays_short(name: str) -> None:
     stream = MarkdownStream(painter())

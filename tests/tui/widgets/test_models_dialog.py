@@ -325,6 +325,7 @@ async def test_a_model_that_cannot_be_had_leaves_the_old_one_running(
     assert len(ours.commands) == 1
 
 
+@pytest.mark.slow
 async def test_a_model_that_does_not_start_gives_way_to_the_one_before(
     terminal: Open, machine: Machine, ours: OwnServer
 ) -> None:
