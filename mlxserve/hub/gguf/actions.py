@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 from math import prod
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-import mlx.core as mx
-
-from metal_kernels.reading import view
+if TYPE_CHECKING:
+    # Rows are read before a model is loaded, by commands that never load mlx.
+    import mlx.core as mx
 
 Config = Mapping[str, Any]
 
@@ -57,6 +57,10 @@ class SwapPairs:
 
     def apply(self, array: mx.array, config: Config) -> mx.array:
         """Reorder in place, which needs the memory of one head."""
+        import mlx.core as mx
+
+        from metal_kernels.reading import view
+
         mx.eval(array)
         heads = size(self.heads, config)
         rows = array.shape[0] if self.width is None else heads * size(self.width, config)
@@ -75,6 +79,8 @@ class Plus:
     moves_only: ClassVar[bool] = False
 
     def apply(self, array: mx.array, _: Config) -> mx.array:
+        import mlx.core as mx
+
         return array.astype(mx.float32) + self.number
 
 
@@ -85,6 +91,8 @@ class NegativeLog:
     moves_only: ClassVar[bool] = False
 
     def apply(self, array: mx.array, _: Config) -> mx.array:
+        import mlx.core as mx
+
         return mx.log(-array.astype(mx.float32))
 
 
@@ -101,6 +109,8 @@ class TensorPart:
     moves_only: ClassVar[bool] = True
 
     def apply(self, array: mx.array, config: Config) -> mx.array:
+        import mlx.core as mx
+
         return mx.split(array, _starts(self.sizes, config), axis=self.axis)[self.number]
 
 
@@ -116,6 +126,8 @@ class Interleave:
     moves_only: ClassVar[bool] = True
 
     def apply(self, array: mx.array, config: Config) -> mx.array:
+        import mlx.core as mx
+
         rest = array.shape[1:]
         parts = mx.split(array, _starts(self.sizes, config), axis=0)
         grouped = [part.reshape(size(self.groups, config), -1, *rest) for part in parts]
@@ -139,6 +151,8 @@ class GroupHeads:
     moves_only: ClassVar[bool] = True
 
     def apply(self, array: mx.array, config: Config) -> mx.array:
+        import mlx.core as mx
+
         groups, heads = size(self.groups, config), size(self.heads, config)
         if groups == heads:
             return array
