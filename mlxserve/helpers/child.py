@@ -135,7 +135,11 @@ class _Channel:
         content = bytearray(length)
         view = memoryview(content)
         while view:
-            count = self._socket.recv_into(view)
+            try:
+                count = self._socket.recv_into(view)
+            except OSError:
+                # The parent ended without having read all.
+                count = 0
             if not count:
                 # This ends the process even if a thread of the worker computes.
                 os._exit(0)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
+import pickle
+import select
 import signal
 import socket
 import subprocess
@@ -18,7 +20,7 @@ import psutil
 import pytest
 
 from mlxserve.helpers.errors import HelperKilled, JobFailed, KillReason
-from mlxserve.helpers.frames import MARGIN, MAX_TIMES
+from mlxserve.helpers.frames import LENGTH, MARGIN, MAX_TIMES
 from mlxserve.helpers.helper import Helper
 from mlxserve.system.suspend_clock import RUNNING, RunningClock
 from tests.waiting import wait_until
@@ -468,3 +470,20 @@ def test_a_child_ends_after_its_parent_was_killed(job: str) -> None:
         finally:
             process.kill()
     assert psutil.wait_procs([child], LONG)[1] == []
+
+
+@pytest.mark.parametrize("is_set_up", [False, True])
+def test_a_child_whose_parent_ended_without_reading_ends_in_silence(is_set_up: bool) -> None:
+    """What was not read makes the parent's end an error of the socket, not an end of what it sends."""
+    ours, other = socket.socketpair()
+    command = [sys.executable, "-m", "mlxserve.helpers.child"]
+    with other:
+        child = subprocess.Popen(command, stdin=other.fileno(), stderr=subprocess.PIPE)
+        if is_set_up:
+            setup = pickle.dumps(("tests.helpers.workers:Worker", (), LONG, 1 << 30, 0))
+            ours.sendall(LENGTH.pack(len(setup)) + setup)
+            wait_until(lambda: select.select([ours], [], [], 0)[0])
+        other.sendall(b"of nobody")
+        ours.close()
+    _, said = child.communicate(timeout=LONG)
+    assert (child.returncode, said) == (0, b"")

@@ -11,6 +11,7 @@ from tui.actions.draft import Draft
 from tui.actions.server_link import ServerLink
 from tui.chat.open_chat import OpenChat
 from tui.widgets.window import ChatWindow
+from tui.workers import start_worker
 
 
 @dataclass
@@ -31,7 +32,7 @@ class Revising:
     def send(self, text: str) -> None:
         """Ask, or resend the question that is being edited."""
         if self._draft.has_documents(text):
-            self._window.run_worker(self._send_documents(text), group="documents")
+            start_worker(self._window, partial(self._send_documents, text), group="documents")
         else:
             self._send(self._draft.with_files(text))
 

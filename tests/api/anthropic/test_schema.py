@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -112,7 +113,10 @@ def test_a_text_document_is_read(client: TestClient, chat: FakeChat) -> None:
     source = {"type": "text", "media_type": "text/plain", "data": "Once."}
     block = {"type": "document", "source": source, "title": "Tale"}
     post(client, messages=[{"role": "user", "content": [block]}])
-    assert said(chat)[0]["content"] == "Tale\n\nOnce."
+    system = said(chat)[0]
+    assert system["role"] == "system"
+    assert re.match(r"<document (\w+)>\nOnce\.\n</document \1>", system["content"])
+    assert "is Tale." in system["content"]
 
 
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA"}}
