@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from mlxserve.cache.events import EventPool, PageEvents
+from mlxserve.cache.hashing import root
 from mlxserve.cache.kinds.kind import EndKind
 from mlxserve.cache.kinds.state_slots import StateSlots
 from mlxserve.cache.kinds.window_pages import WindowPages
@@ -217,7 +220,9 @@ def build_engine(
     part = build_part(config, files, group, memory_limit)
     config, loaded, kv = part.config, part.loaded, part.kv
     assert config.num_pages is not None
-    pool = PagePool(config.num_pages, config.page_size, config.hot_after_hits, part.first_pages)
+    events = _events(config, files)
+    pool_class = PagePool if events is None else partial(EventPool, events=events)
+    pool = pool_class(config.num_pages, config.page_size, config.hot_after_hits, part.first_pages)
     ends = _ends(config, part, pool)
     times = timed_rows(config, part)
     pace = pace or _pace(config, loaded, part.step, times)
@@ -250,7 +255,9 @@ def build_engine(
         drafter=part.drafter,
     )
     if trace is None:
-        engine = Engine(scheduler, runner, pace, disk=disk, workers=workers, planned=part.planned)
+        engine = Engine(
+            scheduler, runner, pace, disk=disk, workers=workers, planned=part.planned, events=events
+        )
     else:
         engine = Engine(
             trace.timed(scheduler, _SCHEDULER_SPANS),
@@ -260,11 +267,27 @@ def build_engine(
             trace=trace,
             workers=workers,
             planned=part.planned,
+            events=events,
         )
         engine = trace.timed(engine, {"step": "step"})
     if workers is not None:
         workers.watch()
     return engine, loaded.vocab_size
+
+
+def _events(config: EngineConfig, files: ModelFiles) -> PageEvents | None:
+    """Begin to publish KV events; None if they are off."""
+    publisher = config.kv_publisher
+    if publisher is None:
+        return None
+    from mlxserve.engine.kv_events import KvEvents
+
+    view = View(files.name, _salted_by(config, files))
+    names: dict[bytes, str | None] = {root(view.page_salt(None)): None}
+    for number, adapter in enumerate(find_adapters(config.adapters)):
+        adapted = view.with_adapter(number, adapter.name, adapter.digest)
+        names[root(adapted.page_salt(None))] = adapted.name
+    return KvEvents(publisher, config.page_size, names)
 
 
 def _ends(config: EngineConfig, part: EnginePart, pool: PagePool) -> list[EndKind]:

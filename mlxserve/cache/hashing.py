@@ -25,6 +25,14 @@ def token_bytes(token_ids: Sequence[int]) -> bytes:
     return tokens.tobytes()
 
 
+def ids_of(tokens: bytes) -> array[int]:
+    """Return the ids that `token_bytes` made bytes of."""
+    ids = array("i", tokens)
+    if sys.byteorder == "big":
+        ids.byteswap()
+    return ids
+
+
 def page_hash(
     parent: bytes, token_ids: Sequence[int], salt: bytes = b"", keys: bytes = b""
 ) -> bytes:

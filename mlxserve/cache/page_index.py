@@ -10,11 +10,12 @@ continues from it would write to it. It is copied instead.
 from __future__ import annotations
 
 import struct
+from array import array
 from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import cast
 
-from mlxserve.cache.hashing import page_hash, token_bytes
+from mlxserve.cache.hashing import ids_of, page_hash, token_bytes
 from mlxserve.cache.radix import Children
 
 _MAX_COMPARED = 8  # pages that a new one is compared with to find where they differ
@@ -126,6 +127,10 @@ class PageIndex:
     def parent_of(self, page: int) -> bytes:
         """Return the hash of the page before a filed page."""
         return self._parents[page]
+
+    def token_ids_of(self, page: int) -> array[int]:
+        """Return the tokens of a filed page."""
+        return ids_of(self._tokens[page])
 
     # ---- changes
 

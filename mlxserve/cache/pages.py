@@ -15,7 +15,7 @@ A page is written only by its single holder, before it is published, and only re
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from enum import IntEnum
 from itertools import chain
 
@@ -265,14 +265,7 @@ class PagePool:
 
     def renewed(self, num_pages: int | None = None) -> PagePool:
         """Return an empty pool, of the same size by default, that continues the counters."""
-        num_pages = num_pages or self.num_pages
-        num_first = self.blank.num_first
-        num_open = num_first and min(num_first, num_pages)
-        pool = PagePool(num_pages, self.page_size, self.order.hot_after, num_open)
-        pool.evictions.count = self.num_evicted
-        pool.num_published = self.num_published
-        pool.num_duplicates = self.num_duplicates
-        return pool
+        return renew(self, num_pages, PagePool)
 
     def lower(self, limit: int, fixed: Collection[int] = ()) -> dict[int, int]:
         """Close the ids from `limit` on, evicting cached pages where needed.
@@ -356,6 +349,20 @@ class PagePool:
         self.evictions.add(page, self.index.remove(page))
         self.order.forget(page)
         return page
+
+
+def renew(
+    old_pool: PagePool, num_pages: int | None, make: Callable[[int, int, int, int | None], PagePool]
+) -> PagePool:
+    """Make an empty pool in place of another, as `PagePool.renewed` does."""
+    num_pages = num_pages or old_pool.num_pages
+    num_first = old_pool.blank.num_first
+    num_open = num_first and min(num_first, num_pages)
+    new_pool = make(num_pages, old_pool.page_size, old_pool.order.hot_after, num_open)
+    new_pool.evictions.count = old_pool.num_evicted
+    new_pool.num_published = old_pool.num_published
+    new_pool.num_duplicates = old_pool.num_duplicates
+    return new_pool
 
 
 def _check_holders(ref_counts: Sequence[int], tables: Iterable[Sequence[int]]) -> None:

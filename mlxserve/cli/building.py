@@ -132,6 +132,11 @@ def _refuse_together(
             "Several models cannot write one trace. Set `trace` in the table of one of them.",
             option="trace",
         )
+    if sum(model.config.kv_publisher is not None for model in models) > 1:
+        raise InvalidConfig(
+            "KV events are those of one model. Set `kv_events` in the table of one of them.",
+            option="kv_events",
+        )
     names = Counter(name for each in registered for name in (each.name, *each.aliases))
     if twice := [name for name, count in names.items() if count > 1]:
         raise InvalidConfig(

@@ -99,9 +99,7 @@ def _serve(
 
         def added(name: str) -> RegisteredModel:
             model = settings.other_model(name)
-            model = replace(
-                model, config=_with_server_defaults(model.config).with_options(trace=None)
-            )
+            model = replace(model, config=_with_server_defaults(model.config).of_one_of_several())
             return register(model, server, executor)
 
         running = ModelServer(

@@ -16,6 +16,7 @@ from typing import Annotated, Any
 
 from metal_kernels.limits import BACKENDS, PAGE_SIZES
 from mlxserve.core.errors import InvalidConfig
+from mlxserve.core.kv_events import KvEventsConfig
 from mlxserve.core.option import Option, Options
 
 MIN_PAGES, MAX_PAGES = 2, 1 << 24  # bounds of the cache, whatever the memory
@@ -537,6 +538,34 @@ class EngineConfig(Options):
             gt=0,
         ),
     ] = 60.0
+    kv_events: Annotated[
+        str | None,
+        Option(
+            "Publish which pages the prefix cache stores and drops, in vLLM's format over ZeroMQ, on this address, "
+            "for a router in front of several servers. Whoever can connect reads the token ids of prompts.",
+            "Parallel",
+            "address",
+            default="none",
+        ),
+    ] = None
+    kv_events_replay: Annotated[
+        str | None,
+        Option(
+            "Address that replays what kv_events has published, from a sequence number on.",
+            "Parallel",
+            "address",
+            default="none",
+        ),
+    ] = None
+    kv_events_config: Annotated[
+        str | None,
+        Option(
+            "The same as vLLM's option of this name, in place of kv_events.",
+            "Parallel",
+            "JSON",
+            default="none",
+        ),
+    ] = None
     memory_high: Annotated[
         float,
         Option(
@@ -595,8 +624,16 @@ class EngineConfig(Options):
         """The folders of `adapter`, by their names."""
         return dict(entry.split("=", 1) for entry in self.adapter)
 
+    @property
+    def kv_publisher(self) -> KvEventsConfig | None:
+        """Where KV events are published; None if they are not. Raises InvalidConfig."""
+        return KvEventsConfig.from_options(
+            self.kv_events, self.kv_events_replay, self.kv_events_config
+        )
+
     def check_together(self) -> None:
         self._check_template_kwargs()
+        self._check_kv_events()
         self._check_adapters()
         if self.scheduler.preemption_mode is PreemptionMode.SWAP:
             self._check_swap()
@@ -618,6 +655,14 @@ class EngineConfig(Options):
             raise InvalidConfig(
                 f"chat_template_kwargs must be a JSON object, got {self.chat_template_kwargs!r:.80}",
                 option="chat_template_kwargs",
+            )
+
+    def _check_kv_events(self) -> None:
+        if self.kv_publisher is not None and not self.scheduler.enable_prefix_caching:
+            raise InvalidConfig(
+                "kv_events tells what the prefix cache stores, which enable_prefix_caching=false turns off. "
+                "Leave one of them out.",
+                option="kv_events",
             )
 
     def _check_adapters(self) -> None:
@@ -683,6 +728,12 @@ class EngineConfig(Options):
         if chosen is None:
             return 0 if self.draft_model is None else _DRAFT_TOKENS
         return chosen
+
+    def of_one_of_several(self) -> "EngineConfig":
+        """Return the config without what one model of a server alone can have."""
+        return self.with_options(
+            trace=None, kv_events=None, kv_events_replay=None, kv_events_config=None
+        )
 
     def with_drafter(self) -> "EngineConfig":
         """Return the config of an engine with a drafter, which has a longest draft."""

@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
+from mlxserve.cache.events import PageEvents
 from mlxserve.cache.kinds.full_pages import FullPages
 from mlxserve.core.errors import OutOfMemory
 from mlxserve.core.stats import (
@@ -68,8 +69,9 @@ class Engine:
         trace: Trace | None = None,
         workers: Workers | None = None,
         planned: PlannedMemory | None = None,
+        events: PageEvents | None = None,
     ) -> None:
-        """planned: as in EngineMonitor."""
+        """planned: as in EngineMonitor. events: what the pool reports to, to end with the engine."""
         self._scheduler = scheduler
         self._workers = workers
         self._runner = runner
@@ -78,6 +80,7 @@ class Engine:
         self._transfers = Transfers(scheduler.moves, runner, disk, clock)
         self._disk = disk
         self._trace = trace
+        self._events = events
         self._unread: Pending | None = None
         self._early: list[Output] = []  # outputs that were read before the next step was launched
         self._has_read = True  # a step was read since the last failure
@@ -121,6 +124,8 @@ class Engine:
             # The other ranks are computing the unread step.
             self._read_early()
         self._transfers.close(keeps_pages=keeps_pages)
+        if self._events is not None:
+            self._events.close()
         if self._trace is not None:
             self._trace.close()
 

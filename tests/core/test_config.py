@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import math
 import re
+from typing import Any
 
 import pytest
 
 from mlxserve.core.config import EngineConfig, PageTail, SchedulerConfig
 from mlxserve.core.errors import InvalidConfig, MlxServeError
+from mlxserve.core.kv_events import KvEventsConfig
 from mlxserve.core.option import options_of
 
 
@@ -134,3 +136,51 @@ def test_variables_of_the_chat_template_are_an_object() -> None:
     for wrong in ("[1]", "preserve_thinking", '{"a":'):
         with pytest.raises(InvalidConfig, match="chat_template_kwargs must be a JSON object"):
             EngineConfig(chat_template_kwargs=wrong)
+
+
+VLLM = '{"enable_kv_cache_events": true, "publisher": "zmq", "endpoint": "tcp://*:6000", "topic": "kv"}'
+
+
+def test_kv_events_are_off_or_on_by_our_options_or_by_vllms() -> None:
+    assert EngineConfig().kv_publisher is None
+    ours = EngineConfig(kv_events="tcp://127.0.0.1:5557", kv_events_replay="ipc:///tmp/replay")
+    assert ours.kv_publisher == KvEventsConfig("tcp://127.0.0.1:5557", "ipc:///tmp/replay")
+    assert EngineConfig(kv_events_config=VLLM).kv_publisher == KvEventsConfig(
+        "tcp://*:6000", topic="kv"
+    )
+    for off in ('{"enable_kv_cache_events": false}', VLLM.replace('"zmq"', '"null"')):
+        assert EngineConfig(kv_events_config=off).kv_publisher is None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"kv_events": "127.0.0.1:5557"}, "an address is tcp://HOST:PORT"),
+        ({"kv_events": "tcp://127.0.0.1"}, "an address is tcp://HOST:PORT"),
+        ({"kv_events": "tcp://127.0.0.1:70000"}, "an address is tcp://HOST:PORT"),
+        ({"kv_events": "ipc://"}, "an address is tcp://HOST:PORT"),
+        ({"kv_events": "udp://127.0.0.1:5557"}, "an address is tcp://HOST:PORT"),
+        ({"kv_events_replay": "tcp://*:5558"}, "Set kv_events as well"),
+        (
+            {"kv_events": "tcp://*:5557", "kv_events_replay": "tcp://*:5557"},
+            "need two addresses",
+        ),
+        ({"kv_events": "tcp://*:5557", "kv_events_config": VLLM}, "Give one of them"),
+        ({"kv_events_replay": "tcp://*:5558", "kv_events_config": VLLM}, "its replay_endpoint"),
+        ({"kv_events_config": "tcp://*:5557"}, "must be a JSON object"),
+        ({"kv_events_config": "[]"}, "must be a JSON object"),
+        ({"kv_events_config": "{}"}, "must be a JSON object"),
+        ({"kv_events_config": '{"publisher": "kafka"}'}, '"zmq" or "null"'),
+        ({"kv_events_config": '{"publisher": ["zmq"]}'}, '"zmq" or "null"'),
+        ({"kv_events_config": '{"enable_kv_cache_events": 1}'}, "must be true or false"),
+        ({"kv_events_config": '{"port": 1}'}, "has no field 'port'"),
+        ({"kv_events_config": '{"hwm": 0}'}, "hwm must be an integer of at least 1"),
+        ({"kv_events_config": '{"hwm": true}'}, "hwm must be an integer of at least 1"),
+        ({"kv_events_config": '{"topic": 1}'}, "topic must be a text"),
+        ({"kv_events_config": '{"endpoint": null}'}, "an address is tcp://HOST:PORT"),
+        ({"kv_events": "tcp://*:5557", "enable_prefix_caching": False}, "Leave one of them out"),
+    ],
+)
+def test_wrong_options_of_kv_events_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidConfig, match=re.escape(message)):
+        EngineConfig().with_options(**options)

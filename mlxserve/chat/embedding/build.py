@@ -55,6 +55,11 @@ def refuse_options(config: EngineConfig, name: str) -> None:
             f"{name} turns texts into vectors, for which nothing is drafted. Leave draft_model out.",
             option="draft_model",
         )
+    if config.kv_publisher is not None:
+        raise InvalidConfig(
+            f"{name} turns texts into vectors, and caches no pages to tell of. Leave kv_events out.",
+            option="kv_events",
+        )
     if config.adapter:
         raise InvalidConfig(
             f"{name} turns texts into vectors, and such models have no adapters. Leave adapter out.",
