@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from functools import partial
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mlxserve.cache.events import EventPool, PageEvents
 from mlxserve.cache.hashing import root
 from mlxserve.cache.kinds.kind import EndKind
 from mlxserve.cache.kinds.state_slots import StateSlots
@@ -59,6 +57,9 @@ from mlxserve.system import machine
 from mlxserve.text.shared_vocabulary import refuse_other_vocabulary
 from mlxserve.text.template_caps import ALWAYS_ALLOWED
 from mlxserve.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from mlxserve.cache.events import PageEvents
 
 log = logging.getLogger("mlxserve.build")
 
@@ -221,8 +222,7 @@ def build_engine(
     config, loaded, kv = part.config, part.loaded, part.kv
     assert config.num_pages is not None
     events = _events(config, files)
-    pool_class = PagePool if events is None else partial(EventPool, events=events)
-    pool = pool_class(config.num_pages, config.page_size, config.hot_after_hits, part.first_pages)
+    pool = _page_pool(config, part, events)
     ends = _ends(config, part, pool)
     times = timed_rows(config, part)
     pace = pace or _pace(config, loaded, part.step, times)
@@ -288,6 +288,17 @@ def _events(config: EngineConfig, files: ModelFiles) -> PageEvents | None:
         adapted = view.with_adapter(number, adapter.name, adapter.digest)
         names[root(adapted.page_salt(None))] = adapted.name
     return KvEvents(publisher, config.page_size, names)
+
+
+def _page_pool(config: EngineConfig, part: EnginePart, events: PageEvents | None) -> PagePool:
+    """Make the pool of full pages, which reports to `events`."""
+    assert config.num_pages is not None
+    sizes = config.num_pages, config.page_size, config.hot_after_hits, part.first_pages
+    if events is None:
+        return PagePool(*sizes)
+    from mlxserve.cache.events import EventPool
+
+    return EventPool(*sizes, events=events)
 
 
 def _ends(config: EngineConfig, part: EnginePart, pool: PagePool) -> list[EndKind]:

@@ -20,8 +20,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from mlxserve.cache.events import PageEvents
 from mlxserve.cache.kinds.full_pages import FullPages
 from mlxserve.core.errors import OutOfMemory
 from mlxserve.core.stats import (
@@ -52,6 +52,9 @@ from mlxserve.request import (
     check_num_pages,
 )
 from mlxserve.scheduler.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from mlxserve.cache.events import PageEvents
 
 _GUIDE_SECONDS = 0.005  # to wait for a mask without looking at the inbox
 

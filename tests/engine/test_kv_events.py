@@ -22,7 +22,7 @@ from mlxserve.core.errors import InvalidConfig
 from mlxserve.core.kv_events import KvEventsConfig
 from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.engine.engine import Engine
-from mlxserve.engine.kv_events import KvEvents, block_hash
+from mlxserve.engine.kv_events import Batches, KvEvents, block_hash
 from mlxserve.hub.files import find_model
 from mlxserve.request import Request
 
@@ -396,6 +396,27 @@ def test_a_subscriber_that_reads_nothing_blocks_nobody(addresses: list[str]) -> 
         assert replay(addresses[1], last + 1) == []
     events.close()
     assert threading.active_count() == num_before
+
+
+def test_a_full_queue_refuses_events(addresses: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    may_read = threading.Event()
+    encode = Batches.encode
+
+    def encode_later(self: Batches, events: list[Any], now: float) -> bytes:
+        may_read.wait(PATIENCE / 1000)
+        return encode(self, events, now)
+
+    monkeypatch.setattr(Batches, "encode", encode_later)
+    events = KvEvents(KvEventsConfig(*addresses, max_queue_size=2000), PAGE, {})
+    # The thread takes 1,024 of them at once and no more.
+    taken = [events.stored(stored(1)) for _ in range(4000)]
+    assert 2000 <= taken.count(True) <= 3024
+    events.cleared()
+    assert events.removed(b"h" * 16)
+    may_read.set()
+    told = [event["type"] for _, batch in replay(addresses[1], 0) for event in batch[1]]
+    events.close()
+    assert told[-2:] == ["AllBlocksCleared", "BlockRemoved"]
 
 
 def test_an_address_that_is_taken_is_a_clear_error_and_is_free_after_close(

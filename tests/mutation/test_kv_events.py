@@ -1,0 +1,99 @@
+"""Planted bugs of KV events, each found by a test."""
+
+from __future__ import annotations
+
+import pytest
+
+from mlxserve.cache.events import EventPool
+from mlxserve.core.errors import InvalidConfig
+from mlxserve.core.kv_events import KvEventsConfig
+from mlxserve.engine.kv_events import Batches, KvEvents
+from tests.core import test_config
+from tests.engine import test_kv_events
+from tests.engine.test_kv_events import addresses, served, server  # noqa: F401 (fixtures)
+from tests.mutation.bug import Bug
+
+pytestmark = pytest.mark.mutation
+
+BUGS = {
+    "pages of images are reported": Bug(
+        EventPool,
+        "_report",
+        "min(token_ids) < 0",
+        "min(token_ids) < -9",
+        test_kv_events.test_pages_of_images_and_those_after_them_are_not_reported,
+    ),
+    "what comes before a continued page is not stored again": Bug(
+        EventPool,
+        "_report",
+        "index.find(index.parent_of(last))",
+        "None",
+        test_kv_events.test_after_more_events_than_are_taken_all_is_cleared_and_stored_again_when_continued,
+    ),
+    "events that are not taken are forgotten": Bug(
+        EventPool,
+        "_start_over",
+        "self._events.cleared()",
+        "None",
+        test_kv_events.test_after_more_events_than_are_taken_all_is_cleared_and_stored_again_when_continued,
+    ),
+    "a chain is joined to any page": Bug(
+        Batches,
+        "encode",
+        "last is None or event.parent != last",
+        "last is None",
+        test_kv_events.test_an_adapter_is_told_by_name_and_a_salt_by_a_digest,
+    ),
+    "a salt is not told": Bug(
+        Batches,
+        "_new",
+        "page.root not in self._names",
+        "not self._names",
+        test_kv_events.test_an_adapter_is_told_by_name_and_a_salt_by_a_digest,
+    ),
+    "the queue has no end": Bug(
+        KvEvents,
+        "_put",
+        "len(self._queue) >= self._max_queued",
+        "False",
+        test_kv_events.test_a_full_queue_refuses_events,
+    ),
+    "evictions are not reported": Bug(
+        KvEvents,
+        "removed",
+        "self._put(hash_)",
+        "hash_ != b''",
+        test_kv_events.test_a_router_loses_what_the_cache_evicts_and_nothing_else,
+    ),
+    "a replay begins too late": Bug(
+        KvEvents,
+        "_replay",
+        "number >= first",
+        "number > first",
+        test_kv_events.test_a_late_router_learns_everything_from_a_replay,
+    ),
+    "addresses stay taken": Bug(
+        KvEvents,
+        "close",
+        "self._notify()",
+        "None",
+        test_kv_events.test_an_address_that_is_taken_is_a_clear_error_and_is_free_after_close,
+    ),
+    "one address is taken for both": Bug(
+        KvEventsConfig,
+        "_check",
+        "self.endpoint == self.replay_endpoint",
+        "self.endpoint is None",
+        test_config.test_wrong_options_of_kv_events_are_refused,
+        {
+            "options": {"kv_events": "tcp://*:5557", "kv_events_replay": "tcp://*:5557"},
+            "message": "need two addresses",
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_a_planted_bug_is_found(name: str, request: pytest.FixtureRequest) -> None:
+    errors = AssertionError, KeyError, InvalidConfig, pytest.fail.Exception
+    BUGS[name].check_found(request, errors)
