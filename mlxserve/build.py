@@ -221,13 +221,14 @@ def build_engine(
     part = build_part(config, files, group, memory_limit)
     config, loaded, kv = part.config, part.loaded, part.kv
     assert config.num_pages is not None
-    events = _events(config, files)
-    pool = _page_pool(config, part, events)
-    ends = _ends(config, part, pool)
     times = timed_rows(config, part)
     pace = pace or _pace(config, loaded, part.step, times)
     disk = _disk(config, files, part, pace)
     drafts = _drafts(config, part, times)
+    # Late: an address that was bound stays so if what follows fails.
+    events = _events(config, files)
+    pool = _page_pool(config, part, events)
+    ends = _ends(config, part, pool)
     scheduler = Scheduler(config.scheduler, pool, disk, drafts, ends=ends, memory=part.shared)
     log.info(
         "%s is loaded: KV cache %d tokens in %d pages of %d (%.1f MiB, now %.1f), context %d, "

@@ -28,6 +28,7 @@ import msgpack
 from mlxserve.cache.events import Stored
 from mlxserve.core.errors import InvalidConfig
 from mlxserve.core.kv_events import KvEventsConfig
+from mlxserve.system.loopback import is_here
 
 log = logging.getLogger("mlxserve.kv_events")
 
@@ -87,6 +88,9 @@ class KvEvents:
         self._thread = threading.Thread(target=self._run, name="mlxserve-kv-events", daemon=True)
         self._thread.start()
         log.info("KV events are published on %s", config.endpoint)
+        for address in filter(None, (config.endpoint, config.replay_endpoint)):
+            if not _is_own(address):
+                log.warning("Whoever reaches %s reads the token ids of all prompts", address)
 
     def stored(self, page: Stored, /) -> bool:
         return self._put(page)
@@ -125,8 +129,8 @@ class KvEvents:
             of.bind(address)
         except self._zmq.ZMQError as error:
             raise InvalidConfig(
-                f"KV events cannot be published on {address}: {error}. Each server needs an address of "
-                "its own; choose another port in kv_events.",
+                f"KV events cannot be published on {address}: {error}. An address is one of this machine's "
+                "own (IPv4) and belongs to one server: choose another host or port.",
                 option="kv_events",
             ) from error
 
@@ -246,6 +250,11 @@ def _extend(event: dict[str, Any], page: Stored) -> None:
     event["token_ids"] += page.token_ids
     if "extra_keys" in event and len(event["block_hashes"]) > 1:
         event["extra_keys"].append(None)
+
+
+def _is_own(address: str) -> bool:
+    """Return True if processes of this machine alone reach an address."""
+    return address.startswith("ipc:") or is_here(address)
 
 
 def block_hash(hash_: bytes) -> int:

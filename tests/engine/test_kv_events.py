@@ -447,3 +447,14 @@ def test_without_pyzmq_a_sentence_says_how_to_install_it(monkeypatch: pytest.Mon
     monkeypatch.setitem(sys.modules, "zmq", None)
     with pytest.raises(InvalidConfig, match=r"pip install 'mlxserve\[fleet\]'"):
         KvEvents(KvEventsConfig(), PAGE, {})
+
+
+def test_an_address_that_others_reach_is_warned_of(
+    addresses: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    port = addresses[0].rpartition(":")[2]
+    for address, is_warned in ((addresses[0], False), (f"tcp://*:{port}", True)):
+        caplog.clear()
+        KvEvents(KvEventsConfig(address), PAGE, {}).close()
+        warned = [each for each in caplog.records if each.levelname == "WARNING"]
+        assert bool(warned) == is_warned
