@@ -8,6 +8,7 @@ import threading
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from random import Random
 from typing import Any
 
 import msgpack
@@ -17,6 +18,7 @@ import zmq
 from mlxserve.build import build_engine
 from mlxserve.cache.events import EventPool, Stored
 from mlxserve.cache.hashing import extend_hashes, root
+from mlxserve.cache.pages import PagePool
 from mlxserve.core.config import EngineConfig
 from mlxserve.core.errors import InvalidConfig
 from mlxserve.core.kv_events import KvEventsConfig
@@ -326,6 +328,91 @@ def test_after_more_events_than_are_taken_all_is_cleared_and_stored_again_when_c
     told = [each for each in slow.events if isinstance(each, Stored)]
     assert [each.hash for each in told] == hashes
     assert [each.parent for each in told] == [None, *hashes[:-1]]
+
+
+class Mirror(Slow):
+    """Follows the events, and refuses some of them at random."""
+
+    def __init__(self, random: Random, share: float) -> None:
+        super().__init__(limit=10**9)
+        self.known: dict[bytes, bytes | None] = {}
+        self.refuses = lambda: random.random() < share
+
+    def stored(self, page: Stored, /) -> bool:
+        if self.refuses():
+            return False
+        assert page.hash not in self.known
+        self.known[page.hash] = page.parent
+        return True
+
+    def removed(self, hash_: bytes, /) -> bool:
+        if self.refuses():
+            return False
+        del self.known[hash_]
+        return True
+
+    def cleared(self) -> None:
+        self.known.clear()
+
+
+@pytest.mark.parametrize("share", [0.0, 0.05])
+def test_what_is_told_is_what_a_pool_has_whatever_happens_to_it(share: float) -> None:
+    random = Random(7)
+    mirror = Mirror(random, share)
+    pool: PagePool = EventPool(24, PAGE, events=mirror)
+    held: list[list[int]] = []
+    most = 0
+    for _ in range(1500):
+        action = random.randrange(12)
+        if action < 8:
+            table = continue_prompt(pool, random)
+            pinned = pool.pinned()
+            if table and action == 0 and len(pinned) < 6:
+                pool.pin([page for page in table if pool.index.hash_of(page)])
+            held.append(table)
+            if len(held) > 2:
+                pool.release(held.pop(0))
+        elif action == 8:
+            pool.unpin([page for page, count in pool.pinned().items() for _ in range(count)])
+        elif action == 9:
+            pool.reset()
+        elif action == 10:
+            pool.forget(random.sample(sorted(mirror.known), min(1, len(mirror.known))))
+        else:
+            while held:
+                pool.release(held.pop())
+            pool.lower(random.randint(12, 24))
+            pool.blank.limit = 24
+            if random.random() < 0.2:
+                pool = pool.renewed()
+                assert mirror.known == {}
+        pool.check(held)
+        full = [page for page in range(24) if pool.index.hash_of(page)]
+        cached = {pool.index.hash_of(page) for page in full if pool.index.is_full(page)}
+        assert mirror.known.keys() <= cached
+        assert share or mirror.known.keys() == cached
+        most = max(most, len(mirror.known))
+    assert most > 16
+
+
+def continue_prompt(pool: PagePool, random: Random) -> list[int]:
+    """Hold the cached pages of a prompt and compute the others; return its page table."""
+    tokens = prompt_of(random.randrange(3), 1, 0)
+    for _ in range(random.randrange(4)):
+        tokens += prompt_of(random.randrange(3), 1, 0)
+    hashes: list[bytes] = []
+    extend_hashes(hashes, tokens, PAGE, SALT)
+    table = pool.index.match(hashes, tokens)
+    pool.retain(table)
+    new = pool.allocate(len(hashes) - len(table))
+    if new is None:
+        pool.release(table)
+        return []
+    parents = [root(SALT), *hashes]
+    for index, page in enumerate(new, len(table)):
+        part = tokens[index * PAGE : (index + 1) * PAGE]
+        pool.publish(page, hashes[index], parents[index], part)
+    return [*table, *new]
 
 
 def test_pages_of_images_and_those_after_them_are_not_reported() -> None:
