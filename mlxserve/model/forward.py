@@ -223,9 +223,7 @@ def _call(
     """Return (rows, vocabulary)."""
     num_arrays = [len(spec.arrays) for spec in loaded.states]
     state_class = loaded.caches.state_class
-
-    def layer(index: int) -> LayerKV:
-        return pools.layer(index, layout)
+    layer = partial(pools.layer, layout=layout)
 
     def elsewhere(leaf: ElsewhereLeaf) -> LayerState | LayerKV:
         if leaf.is_state:

@@ -26,7 +26,7 @@ def keeping(folder: Path) -> list[str]:
         "    sys.exit()\n"
         "signal.signal(signal.SIGTERM, end)\n"
         "file.open('a').write('begin ')\n"
-        "time.sleep(600)\n"
+        "while True: time.sleep(0.05)\n"  # a signal just before a sleep is seen after it
     )
     return [sys.executable, "-c", text, str(notes)]
 

@@ -100,7 +100,7 @@ async def test_a_child_that_does_not_end_when_told_is_gone_with_its_task(
         "import os, pathlib, signal, time\n"
         f"signal.signal(signal.SIGTERM, lambda *_: pathlib.Path({str(told)!r}).touch())\n"
         f"pathlib.Path({str(pid)!r}).write_text(str(os.getpid()))\n"
-        "while True: time.sleep(600)"
+        "while True: time.sleep(0.05)"  # a signal just before a sleep is seen after it
     )
 
     task = asyncio.ensure_future(models.find())
