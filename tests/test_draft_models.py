@@ -274,7 +274,8 @@ def test_two_answers_to_a_prompt_are_those_without_drafts(plain: LLM, own: LLM) 
 @pytest.mark.slow
 def test_answers_that_cannot_be_drafted_run_beside_others(plain: LLM, own: LLM) -> None:
     params = [replace(GREEDY, repetition_penalty=1.2), GREEDY]
-    found, num_drafted, num_accepted = drafted_by(own, ["The cat", "The dog"], params)
+    with begun_together(2):
+        found, num_drafted, num_accepted = drafted_by(own, ["The cat", "The dog"], params)
     assert found == tokens(plain, ["The cat", "The dog"], params)
     assert num_drafted == num_accepted > 10
 
