@@ -184,9 +184,10 @@ def own() -> Iterator[LLM]:
 
 
 def drafted_by(llm: LLM, prompts: Sequence[Any], params: Any) -> tuple[Tokens, int, int]:
-    """(tokens, drafted tokens, accepted ones) of these answers alone."""
+    """(tokens, drafted tokens, accepted ones) of these answers alone, which begin in one step."""
     before = stats(llm)
-    found = tokens(llm, prompts, params)
+    with begun_together(len(prompts)):
+        found = tokens(llm, prompts, params)
     after = stats(llm)
     return (
         found,
@@ -274,8 +275,7 @@ def test_two_answers_to_a_prompt_are_those_without_drafts(plain: LLM, own: LLM) 
 @pytest.mark.slow
 def test_answers_that_cannot_be_drafted_run_beside_others(plain: LLM, own: LLM) -> None:
     params = [replace(GREEDY, repetition_penalty=1.2), GREEDY]
-    with begun_together(2):
-        found, num_drafted, num_accepted = drafted_by(own, ["The cat", "The dog"], params)
+    found, num_drafted, num_accepted = drafted_by(own, ["The cat", "The dog"], params)
     assert found == tokens(plain, ["The cat", "The dog"], params)
     assert num_drafted == num_accepted > 10
 
