@@ -9,7 +9,7 @@ from enum import Enum
 
 
 class StepWay(Enum):
-    """What the logs call it."""
+    """Names a way as the logs do."""
 
     ROTATED = "rotate-and-write"  # rows are rotated and written by one kernel
     GATHERED = "gathered chunks"  # MLX's attention reads copies of a chunk's pages

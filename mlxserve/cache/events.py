@@ -35,7 +35,7 @@ class Stored(NamedTuple):
 
 
 class PageEvents(Protocol):
-    """What takes the events. Its methods return at once; False means that the event was not taken."""
+    """Takes the events. Its methods return at once; False means that the event was not taken."""
 
     page_size: int
 

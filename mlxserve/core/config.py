@@ -626,7 +626,7 @@ class EngineConfig(Options):
 
     @property
     def kv_publisher(self) -> KvEventsConfig | None:
-        """Where KV events are published; None if they are not. Raises InvalidConfig."""
+        """Return where KV events are published; None if they are not. Raises InvalidConfig."""
         return KvEventsConfig.from_options(
             self.kv_events, self.kv_events_replay, self.kv_events_config
         )

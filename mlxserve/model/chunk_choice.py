@@ -102,7 +102,7 @@ def choose_chunks(
 
 
 def _shapes(loaded: LoadedModel) -> Iterator[TimedAttention]:
-    """Of each head dimension, the layer that sees the most positions."""
+    """Return the layer of each head dimension that sees the most positions."""
     num_heads = num_query_heads(loaded)
     shapes: dict[tuple[int, mx.Dtype], TimedAttention] = {}
     for spec in loaded.layers:

@@ -43,7 +43,7 @@ class Document:
 
     @property
     def unit(self) -> str:
-        """What a part is called."""
+        """Name the parts: pages, files or parts."""
         if self.is_folder:
             return "file"
         return "page" if PAGE_END in self.text else "part"

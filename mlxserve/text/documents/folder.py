@@ -127,7 +127,7 @@ def _rules_of(folder: Path) -> Rules:
 
 
 def _is_ignored(path: Path, is_folder: bool, rules: Rules) -> bool:
-    """As git decides it: the rule of the deepest file counts, and of a file the last one."""
+    """Decide as git does: the deepest file with a matching rule decides, by its last one."""
     for folder, spec in reversed(rules):
         name = path.relative_to(folder).as_posix() + ("/" if is_folder else "")
         if (decided := spec.check_file(name).include) is not None:

@@ -36,7 +36,7 @@ class Excerpt:
 
     @property
     def share(self) -> str:
-        """As `12 of 340 pages`."""
+        """Say how much is shown: `12 of 340 pages`."""
         # The first part of a folder is its tree.
         num_shown = len(self.shown) - (self.document.is_folder and 0 in self.shown)
         return f"{num_shown:,} of {self.document.num_units:,} {self.document.unit}s"
@@ -59,7 +59,7 @@ class Excerpt:
 
     @property
     def note(self) -> str:
-        """What the user is told of a document of which parts were left out."""
+        """Tell the user that parts of the document were left out."""
         return f"{self.share} of {self.document.name} {NOT_ALL_READ}"
 
     @property
