@@ -14,7 +14,6 @@ each turn: those of each API key for itself, so that no key learns what others h
 from __future__ import annotations
 
 import importlib.util
-import threading
 from functools import cache, partial
 from hashlib import blake2b
 from typing import TypeVar
@@ -23,6 +22,7 @@ from mlxserve.core.errors import InvalidRequest
 from mlxserve.helpers.errors import HelperKilled, JobFailed, KillReason
 from mlxserve.helpers.fair_executor import MEDIUM_SECONDS, SHORT_SECONDS, Lane, lane_of
 from mlxserve.helpers.helper import BEHIND_THE_ENGINE, Helper
+from mlxserve.helpers.lane_helpers import LaneHelpers
 from mlxserve.helpers.work import RunFairly, RunsIn, Work
 from mlxserve.images.image import DIGEST_SIZE, Image
 from mlxserve.system.owned_cache import OwnedCache
@@ -47,10 +47,9 @@ class ImageDecoder:
 
     def __init__(self, max_kept: int = _MAX_KEPT) -> None:
         """`max_kept`: bytes of the newest images' pixels."""
-        self._helpers: dict[Lane, Helper] = {}
+        self._helpers = LaneHelpers(_new_helper)
         # By hash of the file.
         self._kept = OwnedCache[bytes, Image](max_kept, lambda image: image.pixels.nbytes)
-        self._lock = threading.Lock()
 
     async def decode(self, data: bytes, run_fairly: RunFairly, owner: str = "") -> Image:
         """Decode the first frame, upright and on white.
@@ -86,15 +85,13 @@ class ImageDecoder:
 
     def close(self) -> None:
         self._kept.clear()
-        with self._lock:
-            for helper in self._helpers.values():
-                helper.close()
+        self._helpers.close()
 
     def _try(self, data: bytes, lane: Lane, owner: str) -> Image | None:
         """Try a lane; None if a lane of longer jobs may succeed."""
         seconds, max_pixels = TRIES[lane]
         try:
-            reply = self._helper(lane).call_twice("decode", data, max_pixels, seconds=seconds)
+            reply = self._helpers.of(lane).call_twice("decode", data, max_pixels, seconds=seconds)
         except JobFailed as error:
             raise InvalidRequest(error.message) from error
         except HelperKilled as error:
@@ -105,16 +102,10 @@ class ImageDecoder:
         width, height, pixels = reply
         return _image(width, height, pixels, owner)
 
-    def _helper(self, lane: Lane) -> Helper:
-        with self._lock:
-            if lane not in self._helpers:
-                self._helpers[lane] = Helper(
-                    "mlxserve.images.decode_worker:DecodeWorker",
-                    name="images",
-                    memory=MEMORY,
-                    niceness=BEHIND_THE_ENGINE,
-                )
-            return self._helpers[lane]
+
+def _new_helper() -> Helper:
+    target = "mlxserve.images.decode_worker:DecodeWorker"
+    return Helper(target, name="images", memory=MEMORY, niceness=BEHIND_THE_ENGINE)
 
 
 def _key(data: bytes) -> bytes:

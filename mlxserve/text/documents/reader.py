@@ -8,7 +8,6 @@ documents with each turn: those of each API key for itself.
 
 from __future__ import annotations
 
-import threading
 from functools import cache, partial
 from hashlib import blake2b
 
@@ -16,6 +15,7 @@ from mlxserve.core.errors import InvalidRequest
 from mlxserve.helpers.errors import HelperKilled, JobFailed, KillReason
 from mlxserve.helpers.fair_executor import MEDIUM_SECONDS, Lane, lane_of
 from mlxserve.helpers.helper import BEHIND_THE_ENGINE, Helper
+from mlxserve.helpers.lane_helpers import LaneHelpers
 from mlxserve.helpers.work import RunFairly, RunsIn, Work
 from mlxserve.images.data_urls import file_of_data_url
 from mlxserve.system.owned_cache import OwnedCache
@@ -39,11 +39,9 @@ class DocumentReader:
 
     def __init__(self, target: str = "mlxserve.text.documents.read_worker:ReadWorker") -> None:
         """Read with this worker in the helper processes."""
-        self._target = target
-        self._helpers: dict[Lane, Helper] = {}
+        self._helpers = LaneHelpers(partial(_new_helper, target))
         # By hash of name and file.
         self._kept = OwnedCache[bytes, str](_MAX_KEPT, len)
-        self._lock = threading.Lock()
 
     async def read_sent(
         self, sent: SentDocument, run_fairly: RunFairly, owner: str = ""
@@ -97,14 +95,12 @@ class DocumentReader:
 
     def close(self) -> None:
         self._kept.clear()
-        with self._lock:
-            for helper in self._helpers.values():
-                helper.close()
+        self._helpers.close()
 
     def _try(self, name: str, data: bytes, lane: Lane) -> str | None:
         """Try a lane; None if a lane of longer jobs may succeed."""
         try:
-            text: str = self._helper(lane).call_twice("read", name, data, seconds=TRIES[lane])
+            text: str = self._helpers.of(lane).call_twice("read", name, data, seconds=TRIES[lane])
         except JobFailed as error:
             raise InvalidRequest(error.message) from error
         except HelperKilled as error:
@@ -114,13 +110,9 @@ class DocumentReader:
             raise blameless or InvalidRequest(f"cannot be read: that {error}") from error
         return text
 
-    def _helper(self, lane: Lane) -> Helper:
-        with self._lock:
-            if lane not in self._helpers:
-                self._helpers[lane] = Helper(
-                    self._target, name="documents", memory=MEMORY, niceness=BEHIND_THE_ENGINE
-                )
-            return self._helpers[lane]
+
+def _new_helper(target: str) -> Helper:
+    return Helper(target, name="documents", memory=MEMORY, niceness=BEHIND_THE_ENGINE)
 
 
 def _decoded(data: bytes) -> str:
