@@ -33,6 +33,11 @@ _PAUSE_SECONDS = 0.2
 # A mask that takes minutes; schemas whose compilation takes minutes; an expression too large to keep.
 _GRAMMAR = "start: a\na: b b\nb: c c\nc: d d\nd: e e\ne: f f\nf: g g\ng: /x+/ /x+/"
 
+# Few, so that the pictures that the server keeps are all there after some minutes: 256 MB of them, which
+# it fills for an hour, would hide a leak.
+_COLORS = ((0, 0, 0), (255, 255, 255), (200, 30, 30), (30, 200, 30), (30, 30, 200))
+_TORN_BYTES = 100  # from the end of a file
+
 
 class Attacker:
     """Sends attacks to one server. An attack returns the reply, or None where it reads none."""
@@ -186,11 +191,13 @@ class Attacker:
 
     def large_picture(self) -> httpx.Response:
         """Sixteen million pixels in some kilobytes, for the model that sees."""
-        draw, file = self._draw, io.BytesIO()
-        color = (draw.randrange(256), draw.randrange(256), draw.randrange(256))
-        Image.new("RGB", (4_000, 4_000), color).save(file, "PNG")
-        data = base64.b64encode(file.getvalue()).decode()
-        return self._seen(f"data:image/png;base64,{data}")
+        return self._seen(_data_url(_large_file(self._draw.choice(_COLORS))))
+
+    def torn_picture(self) -> httpx.Response:
+        """A new picture of that size whose end is missing: all of it is decoded, and nothing is kept."""
+        draw = self._draw
+        color = draw.randrange(256), draw.randrange(256), draw.randrange(256)
+        return self._seen(_data_url(_large_file(color)[:-_TORN_BYTES]))
 
     def remote_picture(self) -> httpx.Response:
         """From the allowed domain, whose address is not public, and from others."""
@@ -256,12 +263,23 @@ ATTACKS: Mapping[str, tuple[Callable[[Attacker], httpx.Response | None], float]]
     "long duration": (Attacker.long_duration, 2),
     "large chat": (Attacker.large_chat, 0.5),
     "picture": (Attacker.picture, 1),
-    "large picture": (Attacker.large_picture, 0.5),
+    "large picture": (Attacker.large_picture, 0.25),
+    "torn picture": (Attacker.torn_picture, 0.25),
     "remote picture": (Attacker.remote_picture, 1),
     "slow Markdown": (Attacker.slow_markdown, 0.5),
     "leave": (Attacker.leave, 6),
     "not HTTP": (Attacker.not_http, 3),
 }
+
+
+def _large_file(color: tuple[int, int, int]) -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (4_000, 4_000), color).save(file, "PNG")
+    return file.getvalue()
+
+
+def _data_url(file: bytes) -> str:
+    return f"data:image/png;base64,{base64.b64encode(file).decode()}"
 
 
 def main(port: int, seed: int, seconds: float) -> None:
