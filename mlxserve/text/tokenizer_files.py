@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mlxserve.core.errors import UnsupportedModel, in_one_line
+from mlxserve.system.deferred_packages import defer_packages
 from mlxserve.system.files import MAX_TEXT, check_model_files, read_json
 
 # Without any of these, transformers would build a tokenizer with an empty vocabulary.
@@ -34,6 +35,8 @@ _PLAIN = "TokenizersBackend"
 
 def load_tokenizer(path: Path, eos_token_ids: Sequence[int]) -> Any:
     """Return mlx-lm's wrapper of the tokenizer. Raises UnsupportedModel if it is unreadable."""
+    # A tokenizer needs neither all of mlx-lm nor all of transformers: half a second of CPU.
+    defer_packages()
     from mlx_lm.tokenizer_utils import load
 
     try:

@@ -57,6 +57,20 @@ def test_help_imports_neither_mlx_nor_a_server() -> None:
     assert outcome.out.endswith("imported: []\n"), outcome
 
 
+def test_show_imports_neither_all_of_transformers_nor_models_of_mlx_lm() -> None:
+    code = (
+        "import sys; sys.argv = ['mlxserve', 'show', 'mlxserve-mini']\n"
+        "from mlxserve.cli import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "heavy = {'transformers.dependency_versions_check', 'mlx_lm.generate', 'mlx.nn', 'uvicorn'}\n"
+        "print('imported:', sorted(heavy & set(sys.modules)))\n"
+    )
+    outcome = python("-c", code)
+    assert "Template" in outcome.out, outcome
+    assert outcome.out.endswith("imported: []\n"), outcome
+
+
 @pytest.mark.parametrize(
     ("args", "words"),
     [
