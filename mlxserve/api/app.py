@@ -30,6 +30,7 @@ from mlxserve.api.fair_work import charge
 from mlxserve.api.loading import Loading
 from mlxserve.api.model_routes import ModelRoutes, SharedState
 from mlxserve.api.models import Models
+from mlxserve.api.native.chat_import import ChatImport
 from mlxserve.api.native.chats import Chats
 from mlxserve.api.native.forgetting import Forgetting
 from mlxserve.api.native.status import Status
@@ -135,6 +136,7 @@ def create_server_app(
         *Status(registry.models[0].name, dispatch.loaded, drain, watch).routes(),
         *Rendering().routes(),
         *DocumentTexts().routes(),
+        *ChatImport(chats).routes(),
         *Chats(chats, forgetting, tools.definitions).routes(),
         *forgetting.routes(),
         *tools.routes(),

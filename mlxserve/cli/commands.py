@@ -16,6 +16,7 @@ from mlxserve.cli import (
     bench,
     cache,
     chat,
+    chats,
     completion,
     doctor,
     embed,
@@ -65,7 +66,7 @@ _WHOLE = 200
 
 # The sections of `mlxserve --help`, in their order.
 _GROUPS = {
-    "Use a model": ("chat", "run", "serve", "launch", "embed"),
+    "Use a model": ("chat", "chats", "run", "serve", "launch", "embed"),
     "Models": ("models", "use", "pull", "search", "show", "rm"),
     "Servers": ("ps", "stop", "logs", "service", "key", "prefix", "cache"),
     "This machine": ("doctor", "bench", "completion", "uninstall", "help"),
@@ -166,6 +167,7 @@ app.command(cls=PanelCommand, epilog=_SERVE_EXAMPLES)(
 app.command(cls=PanelCommand, epilog=_RUN_EXAMPLES)(with_settings(EngineConfig)(run.run))
 app.command(cls=chat.ChatCommand, epilog=_CHAT_EXAMPLES)(with_settings(EngineConfig)(chat.chat))
 app.command()(launch.launch)
+app.add_typer(chats.app, name="chats")
 app.add_typer(prefix.app, name="prefix")
 app.add_typer(cache.app, name="cache")
 app.add_typer(key.app, name="key")

@@ -6,11 +6,13 @@ import json
 import os
 import re
 from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
-from mlxserve.history.calls import rounds_markdown
+from mlxserve.history.calls import round_fields, rounds_markdown
 from mlxserve.history.messages import ChatRecord, Role, StoredMessage, wire_messages
 from mlxserve.system.files import make_marked_folder
 
@@ -48,6 +50,25 @@ def as_json(chat: ChatRecord, path: Sequence[StoredMessage]) -> str:
         "messages": wire_messages(path, chat.system),
     }
     return json.dumps(content, ensure_ascii=False, indent=2) + "\n"
+
+
+def as_whole(chat: ChatRecord, messages: Sequence[StoredMessage]) -> str:
+    """Write a chat with all its versions, as `imports.read_chat` reads it."""
+    content = {
+        "title": chat.title,
+        "created_at": chat.created_at,
+        "updated_at": chat.updated_at,
+        "leaf_id": chat.leaf_id,
+        "system": chat.system,
+        "messages": [_whole_message(message) for message in messages],
+    }
+    return json.dumps(content, ensure_ascii=False)
+
+
+def _whole_message(message: StoredMessage) -> dict[str, Any]:
+    written = asdict(message)
+    del written["chat_id"]
+    return {**written, "rounds": list(map(round_fields, message.rounds))}
 
 
 def export(chat: ChatRecord, path: Sequence[StoredMessage], kind: Format, to: Path) -> None:

@@ -119,6 +119,36 @@ class Store:
         assert chat_id is not None, "an insert has a rowid"
         return ChatRecord(id=chat_id, title=title, created_at=now, updated_at=now, system=system)
 
+    def insert(self, chat: ChatRecord, messages: Sequence[StoredMessage]) -> ChatRecord | None:
+        """Write a whole chat in one transaction; None for one that is there already.
+
+        chat: its own id is replaced; one with its title and time of creation is the same chat
+        messages: parents before their children; ids and parents refer to each other only
+
+        Raises StoreError, with nothing written.
+        """
+        title = one_line(chat.title, _TITLE_SIZE) or _UNTITLED
+
+        def insert_all(db: sqlite3.Connection) -> int | None:
+            same = (title, chat.created_at)
+            if db.execute(
+                "SELECT 1 FROM chats WHERE title = ? AND created_at = ?", same
+            ).fetchone():
+                return None
+            chat_id = db.execute(
+                "INSERT INTO chats(title, created_at, updated_at, system) VALUES (?, ?, ?, ?)",
+                (*same, chat.updated_at, chat.system),
+            ).lastrowid
+            assert chat_id is not None, "an insert has a rowid"
+            ids: dict[int | None, int | None] = {None: None}
+            for message in messages:
+                ids[message.id] = _insert_message(db, chat_id, ids[message.parent_id], message)
+            db.execute("UPDATE chats SET leaf_id = ? WHERE id = ?", (ids[chat.leaf_id], chat_id))
+            return chat_id
+
+        chat_id = self._change(insert_all)
+        return None if chat_id is None else self.chat(chat_id)
+
     def chats(self, limit: int = 500, max_characters: int | None = None) -> list[ChatRecord]:
         """List chats, most recent first, until their system prompts exceed `max_characters`."""
         rows = self._db.execute("SELECT * FROM chats ORDER BY updated_at DESC LIMIT ?", (limit,))
@@ -271,9 +301,6 @@ class Store:
         ids = tuple(row["id"] for row in rows)
         return Version(ids.index(message.id), ids)
 
-    def versions(self, path: Sequence[StoredMessage]) -> list[Version]:
-        return [self.version(message) for message in path]
-
     def show_branch(self, chat_id: int, message_id: int) -> int:
         """Make the branch through this message the shown one; returns its newest descendant."""
         row = self._db.execute(
@@ -399,6 +426,29 @@ class Store:
             # What the failed transaction wrote to the log is room for others.
             empty_log(self._db)
             raise DiskFull(not_saved(error)) from error
+
+
+def _insert_message(
+    db: sqlite3.Connection, chat_id: int, parent_id: int | None, message: StoredMessage
+) -> int | None:
+    columns = {
+        "chat_id": chat_id,
+        "parent_id": parent_id,
+        "role": message.role,
+        "text": message.text,
+        "thinking": message.thinking,
+        "state": message.state,
+        "error": message.error,
+        "model": message.model,
+        "rounds": rounds_text(message.rounds),
+        "images": as_text(message.images),
+        "created_at": message.created_at,
+        "touched_at": message.created_at,
+        **asdict(message.stats),
+    }
+    names = ", ".join(columns)
+    values = ", ".join(f":{name}" for name in columns)
+    return db.execute(f"INSERT INTO messages({names}) VALUES ({values})", columns).lastrowid
 
 
 def title_of(words: str) -> str:

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from mlxserve.history import calls
+from mlxserve.history import calls, imports
+from mlxserve.history.store import Store
 from mlxserve.mcp import results
 from mlxserve.mcp.offers import ServerPrompt
 from mlxserve.mcp.patience import Patience
@@ -17,9 +18,10 @@ from mlxserve.text.parsing.elements import TagSyntax
 from mlxserve.text.parsing.json_text import JsonText
 from mlxserve.text.parsing.parser import TurnParser
 from mlxserve.text.parsing.syntax import CallSyntax
-from tests.history import test_calls
+from tests.history import test_calls, test_imports, test_transfer
 from tests.history.conftest import path as path
 from tests.history.conftest import store as store
+from tests.history.test_transfer import other as other
 from tests.mcp import test_patience, test_results, test_toolbox
 from tests.mcp.test_toolbox import file as file
 from tests.mutation.bug import Bug
@@ -123,6 +125,28 @@ FOUND: dict[str, Bug] = {
         "if missing:",
         "if False:",
         run(test_toolbox.test_prompts_and_resources_of_a_server_are_texts),
+    ),
+    "import messages that are their own ancestors as none": Bug(
+        imports,
+        "_parents_first",
+        "if num_seen < len(nodes):",
+        "if False:",
+        test_imports.test_a_hostile_chat_is_refused_by_what_is_wrong,
+        {"content": test_imports.chatgpt(*test_imports.CIRCLE), "words": "own ancestors"},
+    ),
+    "cut a chat at what ChatGPT hides": Bug(
+        imports,
+        "_made",
+        "shown[key], thoughts[key] = above, thinking",
+        "shown[key], thoughts[key] = None, thinking",
+        test_imports.test_what_chatgpt_hides_leaves_its_children_to_its_parent,
+    ),
+    "import a chat a second time": Bug(
+        Store,
+        "insert",
+        "return None\n",
+        "pass\n",
+        test_transfer.test_a_chat_that_is_there_is_left_as_it_is,
     ),
 }
 

@@ -188,7 +188,7 @@ class OpenChat:
 
     async def _show(self, leaf_id: int | None) -> None:
         path = await self._call(self._store.path, leaf_id)
-        self.versions = await self._call(self._store.versions, path)
+        self.versions = await self._call(lambda: [self._store.version(each) for each in path])
         self.path = path
 
     async def _call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

@@ -183,7 +183,7 @@ class Chats:
 
     def routes(self) -> list[Route]:
         chat, message = "/api/v1/chats/{id}", "/api/v1/chats/{id}/messages/{message}"
-        own_route = partial(BodyRoute, of_model=False, admit=_check_owner)
+        own_route = partial(BodyRoute, of_model=False, admit=check_owner)
         return [
             Route("/api/v1/chats", self.index, methods=["GET"]),
             own_route("/api/v1/chats", self.create, body=NewChatRequest),
@@ -349,7 +349,7 @@ class Chats:
 
         Raises ApiError 403, 404, 429 and 503.
         """
-        await _check_owner(request)
+        await check_owner(request)
         owner = key_id(request)
         size = self._stores.size(owner)
         seconds = _SECONDS + reads * size / _READ_PER_SECOND + written / _WRITTEN_PER_SECOND
@@ -362,7 +362,7 @@ class Chats:
             raise ApiError(503, str(error), code="chats_unavailable") from error
 
 
-async def _check_owner(request: Request) -> None:
+async def check_owner(request: Request) -> None:
     """Raises ApiError 403 without an API key, unless the server's own user sent the request."""
     if not has_key(request) and not await is_from_same_user(request):
         raise ApiError(

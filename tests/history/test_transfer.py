@@ -1,0 +1,156 @@
+"""Chats are exported with everything, and imported whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import stat
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlxserve.history.calls import CallRecord, CallState, ToolRound
+from mlxserve.history.imports import ImportRefused
+from mlxserve.history.messages import AnswerStats, ChatRecord, Role, State, StoredMessage
+from mlxserve.history.picture import KeptImage
+from mlxserve.history.store import Store
+from mlxserve.history.transfer import export_chats, import_chats, read_export
+from tests.history.exported import PNG, chatgpt, chatgpt_node, open_webui
+
+
+@pytest.fixture
+def other() -> Store:
+    return Store.in_memory()
+
+
+def filled(store: Store) -> None:
+    """Write a chat with versions, an image, calls of tools and statistics, and a short one."""
+    chat = store.create_chat("A longer chat", "Be brief.")
+    question = store.add(chat.id, None, Role.USER, "Why?", images=[KeptImage("a.png", PNG)])
+    first = store.add(chat.id, question.id, Role.ASSISTANT, "", state=State.WRITING, model="m")
+    call = CallRecord(id="1", name="look", arguments="{}", state=CallState.DONE, result="up")
+    store.save(
+        replace(
+            first,
+            text="Because.",
+            thinking="Hm.",
+            state=State.CUT,
+            stats=AnswerStats(prompt_tokens=9, decode_seconds=0.5, miss="new_text"),
+            rounds=(ToolRound("Let me look.", "", (call,)),),
+        )
+    )
+    store.add(chat.id, question.id, Role.ASSISTANT, "Another version.", model="n")
+    store.show_leaf(chat.id, first.id)
+    store.add(store.create_chat("A short chat").id, None, Role.USER, "Hello")
+
+
+def content(store: Store) -> list[tuple[ChatRecord, list[StoredMessage]]]:
+    """All chats, without what ids they have."""
+    chats = []
+    for chat in sorted(store.chats(), key=lambda each: each.title):
+        messages = store.messages(chat.id)
+        places = {message.id: place for place, message in enumerate(messages)}
+        alike = [
+            replace(each, id=0, chat_id=0, parent_id=places.get(each.parent_id or 0))
+            for each in messages
+        ]
+        chats.append((replace(chat, id=0, leaf_id=places.get(chat.leaf_id or 0)), alike))
+    return chats
+
+
+def test_an_export_is_imported_as_it_was(store: Store, other: Store, tmp_path: Path) -> None:
+    filled(store)
+    other.add(other.create_chat("Mine").id, None, Role.USER, "Mine")  # so that ids differ
+    file = tmp_path / "chats.json"
+    assert export_chats(store, file) == 2
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert import_chats(other, read_export(file)).describe() == "2 chats imported"
+    imported = [each for each in content(other) if each[0].title != "Mine"]
+    assert imported == content(store)
+    assert [hit.chat.title for hit in other.search("version")] == ["A longer chat"]
+
+
+def test_a_chat_that_is_there_is_left_as_it_is(store: Store, tmp_path: Path) -> None:
+    filled(store)
+    export_chats(store, tmp_path / "chats.json")
+    before = content(store)
+    report = import_chats(store, read_export(tmp_path / "chats.json"))
+    assert report.describe() == "0 chats imported; 2 were here already"
+    assert content(store) == before
+
+
+def test_an_export_replaces_no_file(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "chats.json").write_text("mine")
+    with pytest.raises(FileExistsError):
+        export_chats(store, tmp_path / "chats.json")
+    assert (tmp_path / "chats.json").read_text() == "mine"
+
+
+def test_a_bad_chat_is_named_and_the_others_are_imported(store: Store) -> None:
+    bad = {**chatgpt(), "title": "Bad", "mapping": {"a": 7}}
+    report = import_chats(store, [chatgpt(), bad, open_webui()])
+    assert report.describe() == "2 chats imported; 1 could not be read"
+    [problem] = report.problems
+    assert problem.startswith("'Bad' has a wrong value in 'mapping'")
+    assert {chat.title for chat in store.chats()} == {"Blue sky", "A picture"}
+
+
+def test_what_is_left_out_is_counted(store: Store) -> None:
+    question = chatgpt_node("a2", None, "user", "Look", {"content_type": "image_asset_pointer"})
+    assert import_chats(store, [chatgpt(question)]).describe() == (
+        "1 chat imported; left out: images (1)"
+    )
+
+
+def test_a_disk_that_fills_up_keeps_what_was_there_and_no_half_chat(tmp_path: Path) -> None:
+    large = chatgpt(*(chatgpt_node(str(n), None, "user", "x" * 9_999) for n in range(200)))
+    store = Store.open(tmp_path / "chat.sqlite", max_bytes=512 << 10)
+    store.add(store.create_chat("Mine").id, None, Role.USER, "Mine")
+    report = import_chats(store, [large, chatgpt()])
+    assert report.num_imported == 0
+    assert "Free some disk space" in report.problems[0]
+    assert [chat.title for chat in store.chats()] == ["Mine"]
+    store.close()
+
+
+def written(tmp_path: Path, text: str | bytes) -> Path:
+    file = tmp_path / "chats.json"
+    file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return file
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[" * 1_000_000, "nested too deeply"),
+        ('[{"messages": ' + "[" * 200_000 + "]" * 200_000 + "}]", "nested too deeply"),
+        ("{", "is not JSON"),
+        (b"\xff\xfe\x00", "is not JSON"),
+        ("1" * 5_000, "is not JSON"),
+        (b"PK\x03\x04...", "is a ZIP archive: unpack it"),
+        ("", "is not JSON"),
+    ],
+)
+def test_a_file_that_is_no_export_is_refused(tmp_path: Path, text: Any, words: str) -> None:
+    with pytest.raises(ImportRefused, match=words):
+        read_export(written(tmp_path, text))
+
+
+def test_a_file_larger_than_any_export_is_not_read(tmp_path: Path) -> None:
+    file = tmp_path / "chats.json"
+    with file.open("wb") as opened:
+        opened.truncate(513 << 20)  # a sparse file
+    with pytest.raises(ImportRefused, match="is larger than 512 MiB"):
+        read_export(file)
+
+
+def test_chats_read_from_the_api_are_imported_as_well(store: Store) -> None:
+    sent = {
+        "title": "From the API",
+        "leaf_id": 5,
+        "created_at": 1.7e9,
+        "messages": [{"id": 5, "parent_id": None, "role": "user", "text": "Hi"}],
+    }
+    assert import_chats(store, json.loads(json.dumps(sent))).num_imported == 1
+    assert [message.text for message in store.messages(store.chats()[0].id)] == ["Hi"]
