@@ -1,6 +1,6 @@
 """The library: LLM for scripts and notebooks, AsyncLLM for programs with an event loop.
 
-    llm = LLM()                                        # the embedded model
+    llm = LLM()                                        # the included model
     llm.chat([{"role": "user", "content": "Hello"}])[0].text
     llm.generate(["Once upon", "There was"], SamplingParams(max_tokens=32, temperature=0))
     for delta in llm.stream("Once upon"): print(delta.text, end="")
@@ -110,7 +110,7 @@ class AsyncLLM(_LoadedModel):
         adapters: Mapping[str, str | Path] | None = None,
         **options: Any,
     ) -> None:
-        """Load a model: a folder, a Hugging Face repository id, or None for the embedded model.
+        """Load a model: a folder, a Hugging Face repository id, or None for the included model.
 
         config: the engine's options; None for the defaults
         adapters: LoRA adapters by name, as folders that `mlx_lm.lora` has written
@@ -361,7 +361,7 @@ class LLM(_LoadedModel):
         adapters: Mapping[str, str | Path] | None = None,
         **options: Any,
     ) -> None:
-        """Load a model: a folder, a Hugging Face repository id, or None for the embedded model.
+        """Load a model: a folder, a Hugging Face repository id, or None for the included model.
 
         `adapters`, `options` and errors are those of AsyncLLM.
         """

@@ -21,6 +21,15 @@ from tui.commands import COMMANDS, key_label
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))]
 MAX_README_LINES = 150
+MAX_WORDS = 35  # of a sentence
+# Sentences with more words, by page: to be shortened, and no more of them.
+LONG_SENTENCES = {
+    "docs/api.md": 20,
+    "docs/drafts.md": 10,
+    "docs/how-it-works.md": 15,
+    "docs/kernels.md": 16,
+    "docs/models.md": 20,
+}
 
 
 def name_of(page: Path) -> str:
@@ -123,6 +132,38 @@ def test_the_readme_is_short_and_links_every_page() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert len(readme.splitlines()) <= MAX_README_LINES
     assert [page.name for page in PAGES[2:] if f"docs/{page.name}" not in readme] == []
+
+
+def sentences(text: str) -> Iterator[str]:
+    """The sentences of a page, without its code, tables and headings."""
+    text = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    text = re.sub(r"^\|.*$|^\s*[-*] |^\d+\. |^#.*$", "\n\n", text, flags=re.MULTILINE)
+    for paragraph in re.split(r"\n\s*\n", text):
+        yield from re.split(r"(?<=[.!?:])\**\s+(?=[A-Z0-9`\[*\"“(])", " ".join(paragraph.split()))
+
+
+def test_a_sentence_has_at_most_35_words() -> None:
+    long: dict[str, list[str]] = {}
+    for page in PAGES:
+        found = [
+            each for each in sentences(page.read_text("utf-8")) if len(each.split()) > MAX_WORDS
+        ]
+        if len(found) > LONG_SENTENCES.get(name_of(page), 0):
+            long[name_of(page)] = found
+    assert long == {}
+
+
+def test_the_included_model_has_one_name() -> None:
+    others = re.compile(r"\b(embedded|bundled|demonstration) model\b|\bthe demonstration\b", re.I)
+    texts = [*PAGES, *(ROOT / "mlxserve" / "core").glob("*.py"), ROOT / "mlxserve" / "llm.py"]
+    found = {name_of(path): others.findall(path.read_text("utf-8")) for path in texts}
+    assert {path: names for path, names in found.items() if names} == {}
+
+
+def test_the_glossary_has_ten_terms() -> None:
+    text = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
+    terms = re.findall(r"^\| (?!Term|-)([\w ]+) \|", text, re.MULTILINE)
+    assert len(terms) == len(set(terms)) == 10
 
 
 def test_continuous_integration_runs_the_test_command_of_the_readme() -> None:

@@ -136,8 +136,8 @@ class ServerConfig(Options):
     max_prefix_share_per_key: Annotated[
         float,
         Option(
-            "Most that one user key may have of the names and pages of named prefixes, as a "
-            "fraction; it applies while there are several keys.",
+            "Largest share of named prefixes and their pages that one user key may hold when "
+            "several keys exist.",
             "Limits",
             gt=0,
             le=1,
@@ -186,7 +186,7 @@ class ServerConfig(Options):
     log_level: Annotated[
         str,
         Option(
-            "Least important messages to log.",
+            "Log level.",
             "Log",
             choices=("debug", "info", "warning", "error"),
             is_basic=True,

@@ -136,9 +136,7 @@ def _show(file: Path) -> None:
     if (model := content.get("model")) is not None:
         print_safe(f"{model} ({file})")
     else:
-        print_safe(
-            f"{MODEL_NAME}, the included demonstration. `mlxserve use NAME` chooses another."
-        )
+        print_safe(f"{MODEL_NAME}, the included model. `mlxserve use NAME` chooses another.")
     _propose()
 
 

@@ -275,7 +275,7 @@ class EngineConfig(Options):
             "A folder, a GGUF file, a Hugging Face repository id or a name of `mlxserve list`.",
             "Model",
             "folder or repository",
-            default="the embedded model",
+            default="the included model",
             short="-m",
             is_basic=True,
         ),

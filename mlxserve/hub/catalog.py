@@ -1,4 +1,4 @@
-"""Catalog: bundled, local and well-known models, and whether each fits in memory.
+"""Catalog: included, local and well-known models, and whether each fits in memory.
 
 Reads only config files and file sizes. Never imports mlx and never uses the network.
 """
@@ -47,7 +47,7 @@ from mlxserve.system.files import MAX_TEXT, read_json
 
 
 class Origin(StrEnum):
-    BUNDLED = "bundled"
+    BUNDLED = "included"
     DOWNLOADED = "downloaded"  # in huggingface_hub's cache
     FOLDER = "folder"
     OLLAMA = "Ollama"
@@ -235,7 +235,7 @@ def _kv_bytes(num_values: int, num_rows: int, bytes_per_value: int, in_8_bits: b
 
 
 def entries() -> list[Entry]:
-    """Every model once: bundled, downloaded, in local folders, then the missing well-known ones."""
+    """Every model once: included, downloaded, in local folders, then the missing well-known ones."""
     by_name: dict[str, Entry] = {}
     for name, source, folder in places():
         entry = entry_of(name, source, folder)

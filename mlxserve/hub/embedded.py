@@ -8,5 +8,5 @@ MODEL_NAME = "mlxserve-mini"
 
 
 def model_path() -> Path:
-    """Return the folder of the bundled model, in the layout that `mlx_lm.load` reads."""
+    """Return the folder of the included model, in the layout that `mlx_lm.load` reads."""
     return Path(__file__).parents[1] / "mini" / "model"

@@ -80,7 +80,7 @@ class ModelFiles:
 
 
 def find_model(model: str | None, revision: str | None = None) -> ModelFiles:
-    """The files of a local folder, a GGUF file or a repository; None is the embedded model.
+    """The files of a local folder, a GGUF file or a repository; None is the included model.
 
     Raises ModelNotFound, or UnsupportedModel for an incomplete or refused folder or file.
     """

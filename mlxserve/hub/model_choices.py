@@ -37,7 +37,7 @@ class ModelCommandFailed(MlxServeError):
 
 class ModelOrigin(StrEnum):
     SERVER = "server"  # offered by the connected server
-    BUNDLED = "bundled"
+    BUNDLED = "included"
     DOWNLOADED = "downloaded"
     FOLDER = "folder"
     ELSEWHERE = "elsewhere"  # on this machine, kept by another program
@@ -98,7 +98,7 @@ class Model:
         if tokens is None:
             return ""
         if self.name == BUNDLED:
-            return "a demonstration"
+            return "a first look"
         return next(words for enough, words in _GOOD_FOR if tokens >= enough)
 
 

@@ -81,7 +81,7 @@ def step_on_a_cpu(sizes: StepSizes, *, num_rows: int) -> int:
 
     A rule of thumb fitted to what is measured for Llama and Qwen3 geometries: 7 values per hidden
     unit and per intermediate one, and float32 scores of 64 rows at a time in ten arrays, of one row
-    in 256. For the embedded model and that of 100M it is within a tenth of the planned peak.
+    in 256. For the included model and that of 100M it is within a tenth of the planned peak.
     """
     values = 7 * (sizes.width + sizes.inner)
     return num_rows * 4 * (values + 10 * 64 * sizes.num_heads)

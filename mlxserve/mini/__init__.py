@@ -1,1 +1,1 @@
-"""The embedded model: its files are in `model/`, and `tests/training` made them."""
+"""The included model: its files are in `model/`, and `tests/training` made them."""

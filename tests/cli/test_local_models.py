@@ -140,7 +140,7 @@ def test_a_model_with_windows_is_shown_with_what_they_take(tmp_path: Path, offli
 
 def test_the_bundled_model_is_shown_with_what_its_template_takes(offline: Run) -> None:
     shown = offline("show", "mlxserve-mini").out
-    assert "mlxserve-mini (bundled)" in shown
+    assert "mlxserve-mini (included)" in shown
     assert "Template      does not take images; ids of calls: none" in shown
     card = json.loads(offline("show", "mlxserve-mini", "--json").out)["chat_template"]
     assert card["late_system"] is True
@@ -193,7 +193,7 @@ def test_a_downloaded_model_is_deleted(downloaded: Path, offline: Run) -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("mlxserve-mini", "is bundled, not downloaded"),
+        ("mlxserve-mini", "is included, not downloaded"),
         ("a/b", "is not here"),
         ("../..", "is a path of your own"),
         ("qwen3:4b", "is not here"),

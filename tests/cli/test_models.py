@@ -23,7 +23,7 @@ def test_models_are_listed_with_whether_they_fit(offline: Run) -> None:
     assert listed["models"][0]["context"] == 4096, "the context it was trained for"
     assert listed["models"][0]["name"] == "mlxserve-mini"
     assert listed["models"][0]["fits"] is True
-    assert {model["source"] for model in listed["models"]} >= {"bundled", "suggested"}
+    assert {model["source"] for model in listed["models"]} >= {"included", "suggested"}
 
 
 def test_the_list_has_a_heading_and_stars_what_suits_the_machine(

@@ -64,7 +64,7 @@ def test_a_folder_is_remembered_by_its_whole_path(
 
 
 def test_the_included_model_is_the_default_and_can_be_chosen_again(file: Path, run: Run) -> None:
-    assert "mlxserve-mini, the included demonstration" in run("use").out
+    assert "mlxserve-mini, the included model" in run("use").out
     run("use", "qwen3:8b")
     assert run("use", "mlxserve-mini").code == 0
     assert tomllib.loads(file.read_text()) == {"model": "mlxserve-mini"}

@@ -21,7 +21,7 @@ from mlxserve.history.messages import ChatRecord
 from mlxserve.hub.model_choices import BUNDLED, Model
 from mlxserve.system.terminal_text import one_line
 
-_DEMO = "mlxserve-mini is a demonstration: 6 MB that greet and answer about mlxserve."
+_DEMO = "mlxserve-mini is the included model: 6 MB that greet and answer about mlxserve."
 _DEMO_IDEAS = (
     "What can you do?",
     "What is a page?",

@@ -55,7 +55,7 @@ def test_text_has_contrast_and_controls_have_names(
     chat.model_name = "mlxserve-mini"
     chat.script = [Delta(ANSWER, (65,), (), FinishReason.STOP, Usage(5, 9, 2))]
     with visit(start_server().url, scheme) as seen:
-        seen.until_text("#welcome", "demonstration")
+        seen.until_text("#welcome", "included model")
         assert seen.page.evaluate(FAINT) == []
         seen.ask("Show me")
         seen.page.wait_for_selector(".assistant .keyword")

@@ -102,7 +102,7 @@ def test_an_empty_page_with_a_demonstration_of_a_model(
 ) -> None:
     chat.model_name = "mlxserve-mini"
     with visit(start_server().url, bypass_csp=True) as seen:
-        seen.until_text("#welcome", "demonstration")
+        seen.until_text("#welcome", "included model")
         judge(seen, "an empty page")
 
 

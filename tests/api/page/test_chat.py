@@ -153,7 +153,7 @@ def test_an_empty_page_says_what_it_is_and_asks(
 ) -> None:
     chat.model_name = "mlxserve-mini"
     with visit(start_server().url) as seen:
-        seen.until_text("#welcome", "demonstration")
+        seen.until_text("#welcome", "included model")
         seen.until_text("#welcome .offer", "mlxserve serve qwen3.5:4b")
         seen.page.click("text=What can you do?")
         seen.wait_for_answers(1)

@@ -71,7 +71,7 @@ async def test_the_demonstration_says_what_it_is_and_recommends_a_model(
     connector = own(server, home)
 
     async with terminal(connector, is_ready=False, size=size, models=Machine()) as t:
-        await t.until_shown("mlxserve-mini is a demonstration")
+        await t.until_shown("mlxserve-mini is the included model")
         await t.until_shown("Download Good-4B-4bit, 2.3 GB   it suits this machine")
         await t.until_shown("What is a page?")
         server.models = ["org/Good-4B-4bit"]
@@ -85,7 +85,7 @@ async def test_the_demonstration_says_what_it_is_and_recommends_a_model(
 @pytest.mark.parametrize("way", ["tab", "down", "enter"])
 async def test_an_idea_is_asked_with_enter(t: Terminal, way: str) -> None:
     await t.until_shown("Explain how a paged KV cache works.")
-    assert "demonstration" not in t.screen
+    assert "included model" not in t.screen
     await t.press(way, "down", "enter")
     await t.until(lambda: t.messages[-1:] == ["Yes."])
     assert t.messages[0] == "Write a Python function that parses an ISO date."

@@ -114,7 +114,7 @@ function welcome() {
   if (!model) return shown;
   if (model.id === BUNDLED) {
     shown.append(element("p", "quiet",
-      "The model is a demonstration: 6 MB that greet and answer about mlxserve."), offer());
+      "This is the included model: 6 MB that greet and answer about mlxserve."), offer());
   } else {
     shown.append(element("p", "quiet", `${model.id}, with a context of ${count(model.max_model_len)} tokens.`), ...downloaded(model.id));
   }
