@@ -46,7 +46,12 @@ COMMAND_GROUPS: dict[str, tuple[Command, ...]] = {
         Command("code", "Copy a code block, by default the last", (), "[NUMBER]"),
     ),
     "Messages": (
-        Command("attach", "Add a text file or image to the message", (), "FILE"),
+        Command(
+            "attach",
+            "Add text, PDF, DOCX, an image or a folder",
+            (),
+            "FILE",
+        ),
         Command("editor", "Write the message in $EDITOR", ("ctrl+g",)),
         Command("system", "Edit the system prompt; `off` removes it", (), "[TEXT|off]"),
         Command("set", "Set temperature, seed …; `off` resets", (), "[NAME VALUE]"),

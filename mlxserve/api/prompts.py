@@ -6,7 +6,7 @@ loop.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -28,7 +28,8 @@ from mlxserve.images.sources import ImageSources
 from mlxserve.text.conversation import Conversation, SentImage, read_for
 from mlxserve.text.costs import MESSAGES_PER_SECOND, encode_seconds, render_seconds
 from mlxserve.text.documents.document import Document
-from mlxserve.text.documents.reader import document_reader
+from mlxserve.text.documents.reading import read_documents
+from mlxserve.text.documents.scan import with_scans
 from mlxserve.text.documents.sent import SentDocument
 from mlxserve.text.fill_in_middle import OtherFile
 from mlxserve.text.tokenizer import without_reserved
@@ -147,8 +148,9 @@ class Prompts:
         """Return the prompt, after reading images and documents if there are any."""
         if not isinstance(begun, WithoutFiles):
             return begun
-        conversation = await self._with_images(request, begun.conversation)
-        conversation = await self._with_documents(request, conversation, begun.source)
+        conversation, documents = await self._with_scans(request, begun.conversation)
+        conversation = await self._with_images(request, conversation)
+        conversation = await self._with_documents(request, conversation, documents, begun.source)
         left = self._render(request, self._model.require_writer(), begun.source, conversation)
         token_ids: list[int] = await run_fairly(request, left)
         return token_ids
@@ -225,27 +227,39 @@ class Prompts:
             {image_part: decoded[image_part.source] for image_part in sent}
         )
 
-    async def _with_documents(
-        self, request: Request, conversation: Conversation, source: PromptSource
-    ) -> Conversation:
-        """Read each document once. The reply warns of those that do not fit the context."""
+    async def _with_scans(
+        self, request: Request, conversation: Conversation
+    ) -> tuple[Conversation, Mapping[SentDocument, Document]]:
+        """Read each document once. Those without text become images of their pages."""
         sent = conversation.sent_documents
-        if not sent:
-            return conversation
         if len(sent) > MAX_DOCUMENTS:
             raise InvalidParameter(
                 sent[MAX_DOCUMENTS].where,
                 f"at most {MAX_DOCUMENTS} documents are allowed, got {len(sent)}",
             )
-        read: dict[SentDocument, Document] = {}
-        for each in dict.fromkeys(sent):
-            try:
-                turn = partial(run_fairly, request)
-                read[each] = await document_reader().read_sent(each, turn, key_id(request))
-            except InvalidRequest as error:
-                raise InvalidParameter(each.where, f"{each.name} {error}") from error
-        size = sum(len(document.text) for document in read.values())
-        insert = partial(self._documents.insert, conversation, read, source.tools)
+        if not sent:
+            return conversation, {}
+        read = await read_documents(
+            dict.fromkeys(sent),
+            partial(run_fairly, request),
+            key_id(request),
+            sees=self._model.require_writer().supports_images,
+        )
+        warn(request, *read.notes)
+        return with_scans(conversation, read.scans), read.documents
+
+    async def _with_documents(
+        self,
+        request: Request,
+        conversation: Conversation,
+        documents: Mapping[SentDocument, Document],
+        source: PromptSource,
+    ) -> Conversation:
+        """Insert the documents' texts. The reply warns of those that do not fit the context."""
+        if not documents:
+            return conversation
+        size = sum(len(document.text) for document in documents.values())
+        insert = partial(self._documents.insert, conversation, documents, source.tools)
         inserting: Work[tuple[Conversation, list[str]]] = Work(
             encode_seconds(size), insert, RunsIn.PROCESS
         )

@@ -15,9 +15,8 @@ from mlxserve.images.image import Image
 from mlxserve.images.sources import ImageSources
 from mlxserve.text.conversation import Conversation, SentImage, read_for, read_messages
 from mlxserve.text.costs import encode_seconds
-from mlxserve.text.documents.document import Document
-from mlxserve.text.documents.reader import document_reader
-from mlxserve.text.documents.sent import SentDocument
+from mlxserve.text.documents.reading import read_documents
+from mlxserve.text.documents.scan import with_scans
 
 logger = logging.getLogger(__name__)
 
@@ -43,17 +42,15 @@ async def read_given(
         conversation = read_for(
             lambda _: read_messages(messages), sees=False, no_vision_reason=no_vision_reason
         )
-    conversation = await _with_images(conversation, run_fairly)
-    if not conversation.sent_documents:
+    sent = dict.fromkeys(conversation.sent_documents)
+    read = await read_documents(sent, run_fairly, sees=sees)
+    conversation = await _with_images(with_scans(conversation, read.scans), run_fairly)
+    for note in read.notes:
+        on_cut(note)
+    if not read.documents:
         return conversation
-    read: dict[SentDocument, Document] = {}
-    for sent in conversation.sent_documents:
-        try:
-            read[sent] = await document_reader().read_sent(sent, run_fairly)
-        except InvalidRequest as error:
-            raise InvalidParameter(sent.where, f"{sent.name} {error}") from error
-    size = sum(len(document.text) for document in read.values())
-    insert = partial(documents.insert, conversation, read)
+    size = sum(len(document.text) for document in read.documents.values())
+    insert = partial(documents.insert, conversation, read.documents)
     inserting: Work[tuple[Conversation, list[str]]] = Work(
         encode_seconds(size), insert, RunsIn.PROCESS
     )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from pathlib import Path
 from typing import Any
 
 from mlxserve.core.errors import InvalidRequest
 from mlxserve.text.documents.document import Document
 from mlxserve.text.documents.folder import read_folder
-from mlxserve.text.documents.reader import document_reader
+from mlxserve.text.documents.reader import ScannedDocument, document_reader
 from mlxserve.text.documents.sent import text_url
 
 MAX_FILE = 256 << 20  # bytes
@@ -29,7 +30,21 @@ def read_document(path: Path, typed: str | None = None) -> Document:
     except OSError as error:
         raise InvalidRequest(f"{typed} cannot be read: {error.strerror}.") from error
     except InvalidRequest as error:
-        raise InvalidRequest(f"{typed} {error}.") from error
+        raise type(error)(f"{typed} {error}.") from error
+
+
+def read_part(path: Path) -> tuple[dict[str, Any], str]:
+    """Read a file or folder as a part of a message, and describe its size. Raises InvalidRequest.
+
+    A PDF without text is sent as it is: its pages are images, which the model may see.
+    """
+    try:
+        document = read_document(path)
+    except ScannedDocument:
+        data = b64encode(path.expanduser().read_bytes()).decode()
+        file = {"filename": path.name, "file_data": f"data:application/pdf;base64,{data}"}
+        return {"type": "file", "file": file}, "scanned pages"
+    return file_part(document), document.size_label
 
 
 def file_part(document: Document) -> dict[str, Any]:

@@ -150,12 +150,12 @@ def _documents(paths: Sequence[Path]) -> list[dict[str, Any]]:
     """Read documents, in a process of their own, as parts of a message. Raises InvalidRequest."""
     if not paths:
         return []
-    from mlxserve.cli.documents import file_part, read_document
+    from mlxserve.cli.documents import read_part
 
-    documents = [read_document(path) for path in paths]
-    for path, document in zip(paths, documents, strict=True):
-        print_safe(f"{path}: {document.size_label}\n", end="", to=sys.stderr)
-    return [file_part(document) for document in documents]
+    read = [read_part(path) for path in paths]
+    for path, (_, size) in zip(paths, read, strict=True):
+        print_safe(f"{path}: {size}\n", end="", to=sys.stderr)
+    return [part for part, _ in read]
 
 
 def with_parts(
@@ -260,8 +260,10 @@ def _answer_there(
     if thought and text == "\n":
         _note("the answer ended in the model's thinking")
     cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
-    tokens = (usage.get("prompt_tokens", 0), cached, usage.get("completion_tokens", 0))
-    return f"{_speed(*tokens, first - started, time.perf_counter() - first)} ({server.url})"
+    num_pages = (usage.get("cache") or {}).get("num_pages", 0)
+    prompt = _prompt_label(usage.get("prompt_tokens", 0), cached, num_pages)
+    answer = (usage.get("completion_tokens", 0), first - started, time.perf_counter() - first)
+    return f"{prompt}, {_speed(*answer)} ({server.url})"
 
 
 def _tell_cuts(warning: str) -> None:
@@ -334,20 +336,23 @@ async def _stream_answer(
     print_safe("" if text.endswith("\n") else "\n", end="")
     usage = delta.usage
     assert usage is not None
-    tokens = (usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
-    return _speed(*tokens, first - started, time.perf_counter() - first)
+    num_pages = 0 if usage.cache is None else usage.cache.num_pages
+    asked = _prompt_label(usage.prompt_tokens, usage.cached_tokens, num_pages)
+    answer = (usage.completion_tokens, first - started, time.perf_counter() - first)
+    return f"{asked}, {_speed(*answer)}"
 
 
-def _speed(
-    num_prompt: int, num_cached: int, num_answer: int, to_first: float, after_first: float
-) -> str:
-    """Format token counts and speeds.
+def _prompt_label(num_tokens: int, num_cached: int, num_pages: int) -> str:
+    """Format a prompt's tokens, and how much of it was found in the cache."""
+    computed = f"{num_tokens - num_cached:,} tokens computed"
+    pages = f"{num_pages:,} page{'' if num_pages == 1 else 's'} from the cache, {computed}"
+    return f"prompt {num_tokens:,} tokens ({pages if num_pages else f'{num_cached:,} cached'})"
+
+
+def _speed(num_tokens: int, to_first: float, after_first: float) -> str:
+    """Format an answer's tokens and speed.
 
     to_first, after_first: seconds to the first token and after it
     """
-    rate = (num_answer - 1) / after_first if after_first > 0 else 0.0
-    return (
-        f"prompt {num_prompt} tokens ({num_cached} cached), "
-        f"answer {num_answer} tokens, first after {to_first:.2f} s, "
-        f"then {rate:.1f} tokens/s"
-    )
+    rate = (num_tokens - 1) / after_first if after_first > 0 else 0.0
+    return f"answer {num_tokens} tokens, first after {to_first:.2f} s, then {rate:.1f} tokens/s"

@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 from tests.api.clients import anthropic, openai
 from tests.api.fake_chat import FakeChat
 from tests.api.serving import StartServer
-from tests.text.documents.files import pdf
+from tests.text.documents.files import jpeg, pdf, scan
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 QUESTION = "When does it end?"
@@ -149,3 +149,36 @@ def test_a_named_prefix_refuses_documents(client: TestClient) -> None:
     reply = client.put("/v1/prefixes/rules", json=body)
     assert reply.status_code == 400
     assert "a named prefix holds no files" in reply.json()["error"]["message"]
+
+
+def scanned(num_pages: int) -> dict[str, Any]:
+    data = base64.b64encode(scan([jpeg()] * num_pages)).decode()
+    return {"type": "file", "file": {"filename": "scan.pdf", "file_data": data}}
+
+
+def test_a_model_that_sees_gets_scanned_pages_as_images(client: TestClient, chat: FakeChat) -> None:
+    chat.supports_images = True
+    reply = ask(client, scanned(2), FILE)
+    assert reply.status_code == 200, reply.text
+    first, question = chat.rendered[-1].messages
+    assert PAGES in first["content"], "documents with a text stand first as ever"
+    assert [part["type"] for part in question["content"]] == ["text", "image"] * 2 + ["text"]
+    assert question["content"][2]["text"] == "[page 2 of scan.pdf]"
+    assert (question["content"][3]["image"].width, question["content"][3]["image"].height) == (8, 6)
+
+
+def test_a_reply_says_how_many_scanned_pages_were_read(client: TestClient, chat: FakeChat) -> None:
+    chat.supports_images = True
+    warning = ask(client, scanned(17)).headers["x-mlxserve-warning"]
+    assert warning.startswith("16 of 17 pages of scan.pdf were read")
+
+
+def test_a_model_that_does_not_see_refuses_scanned_pages_and_says_what_to_do(
+    client: TestClient,
+) -> None:
+    reply = ask(client, scanned(1))
+    assert reply.status_code == 400
+    assert reply.json()["error"]["message"].endswith(
+        "scan.pdf has no text: its pages are images, which this model does not see; recognise their "
+        "text first (OCR), or name a model that sees"
+    )

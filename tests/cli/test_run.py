@@ -22,7 +22,7 @@ from tests.cli.commands import ROOT, CommandResult, Run, error_line, mlxserve
 from tests.cli.recording_server import RecordingServer
 from tests.images.files import file_of, picture
 from tests.model.small_vision import write_vision_model
-from tests.text.documents.files import pdf
+from tests.text.documents.files import jpeg, pdf, scan
 
 
 @pytest.fixture(scope="module")
@@ -214,6 +214,7 @@ def running(
         "prompt_tokens": 9,
         "completion_tokens": 4,
         "prompt_tokens_details": {"cached_tokens": 8},
+        "cache": {"num_pages": 1},
     }
     server.answer_events(
         *({"choices": [{"index": 0, "delta": piece}]} for piece in pieces),
@@ -229,7 +230,8 @@ def test_run_asks_the_running_server(
 ) -> None:
     outcome = run("run", *flags, "Hello", "--stats", "--max-tokens", "7", "--system", "Be brief.")
     assert (outcome.code, outcome.out) == (0, "Hi.\n")
-    assert outcome.err.startswith("prompt 9 tokens (8 cached), answer 4 tokens, first after ")
+    prompt = "prompt 9 tokens (1 page from the cache, 1 tokens computed)"
+    assert outcome.err.startswith(f"{prompt}, answer 4 tokens, first after ")
     [(method, path, body, key)] = running.asked
     assert (method, path, key) == ("POST", "/v1/chat/completions", None)
     assert body == {
@@ -278,6 +280,18 @@ def test_run_sends_files_and_folders_as_text_before_the_prompt(
     assert contents[0] == "It begins.\fIt ends in May."
     assert contents[1].endswith("\fb.md:\ncafé")
     assert question == {"type": "text", "text": "When?"}
+
+
+def test_run_sends_a_scan_as_it_is_for_a_model_that_sees(
+    running: RecordingServer, run: Run, tmp_path: Path
+) -> None:
+    data = scan([jpeg()])
+    (tmp_path / "a.pdf").write_bytes(data)
+    outcome = run("run", "-f", f"{tmp_path}/a.pdf", "When?")
+    assert outcome.err == f"{tmp_path}/a.pdf: scanned pages\n"
+    [(_, _, body, _)] = running.asked
+    sent = body["messages"][0]["content"][0]["file"]
+    assert (sent["filename"], file_of_data_url(sent["file_data"])) == ("a.pdf", data)
 
 
 def test_run_says_which_part_of_a_document_the_server_read(

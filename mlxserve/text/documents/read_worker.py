@@ -25,12 +25,35 @@ _OFFICE = {
 }
 
 
+MAX_SCANS = 16  # pages that are read as images
+_MAX_SIDE = 2_048  # pixels of such an image
+_QUALITY = 85  # of JPEG
+
+
+class NoText(ValueError):
+    """The pages of the file are images."""
+
+
 class ReadWorker:
     """Reads PDF, DOCX, HTML and text. Jobs raise ValueError with the end of a sentence about the file."""
 
     def read(self, name: str, data: bytes) -> str:
         """Return a file's text, with `PAGE_END` between pages."""
         return checked_text(_read(name, data))
+
+    def page_images(self, data: bytes) -> list[Any]:
+        """Return the number of a scanned PDF's pages, and the first `MAX_SCANS` as JPEG files."""
+        try:
+            pages = _pdf_reader(data).pages
+            files = [_scanned(page) for page in pages[:MAX_SCANS]]
+        except (MemoryError, ValueError):
+            raise
+        except Exception as error:
+            # The parsers of PDF and of images raise anything.
+            raise ValueError(f"is damaged ({str(error)[:200] or type(error).__name__})") from error
+        if not any(files):
+            raise ValueError("has neither text nor images")
+        return [len(pages), *filter(None, files)]
 
 
 def _read(name: str, data: bytes) -> str:
@@ -59,28 +82,49 @@ def _read_zip(data: bytes) -> str:
     raise ValueError("is an archive: unpack it, and give the folder")
 
 
-def _read_pdf(data: bytes) -> str:
+def _pdf_reader(data: bytes) -> Any:
     try:
         from pypdf import PdfReader
     except ImportError as error:
         raise ValueError(f"is a PDF, which needs pypdf: {INSTALL}") from error
     # Its warnings of damage that does not matter would be on the terminal.
     logging.getLogger("pypdf").setLevel(logging.CRITICAL)
+    reader = PdfReader(BytesIO(data))
+    if reader.is_encrypted and not reader.decrypt(""):
+        raise ValueError("is protected by a password")
+    return reader
+
+
+def _read_pdf(data: bytes) -> str:
     try:
-        reader = PdfReader(BytesIO(data))
-        if reader.is_encrypted and not reader.decrypt(""):
-            raise ValueError("is protected by a password")
-        pages = [_text_of(page) for page in reader.pages]
+        pages = [_text_of(page) for page in _pdf_reader(data).pages]
     except (MemoryError, ValueError):
         raise
     except Exception as error:
         # The parser raises anything.
         raise ValueError(f"is damaged ({str(error)[:200] or type(error).__name__})") from error
     if not any(map(str.strip, pages)):
-        raise ValueError("has no text: its pages are images; recognise their text first (OCR)")
+        raise NoText("has no text: its pages are images; recognise their text first (OCR)")
     return PAGE_END.join(pages)
 
 
 def _text_of(page: Any) -> str:
     text: str = page.extract_text()
     return text.replace(PAGE_END, "\n").strip()
+
+
+def _scanned(page: Any) -> bytes:
+    """Return the largest image of a page as a JPEG file; empty for a page without images."""
+    try:
+        images = [file.image for file in page.images]
+    except ImportError as error:
+        raise ValueError(
+            'has scanned pages, which need Pillow: pip install "mlxserve[vision]"'
+        ) from error
+    image = max(filter(None, images), key=lambda each: each.width * each.height, default=None)
+    if image is None:
+        return b""
+    image.thumbnail((_MAX_SIDE, _MAX_SIDE))
+    file = BytesIO()
+    image.convert("RGB").save(file, "JPEG", quality=_QUALITY)
+    return file.getvalue()

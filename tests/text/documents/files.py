@@ -6,6 +6,10 @@ import zipfile
 from collections.abc import Sequence
 from io import BytesIO
 
+from PIL import Image
+
+from tests.images.files import file_of
+
 
 def pdf(pages: Sequence[str]) -> bytes:
     """A PDF file with a line of text for each line of a page."""
@@ -55,3 +59,41 @@ def archive(files: dict[str, str]) -> bytes:
         for name, text in files.items():
             zipped.writestr(name, text)
     return content.getvalue()
+
+
+def scan(pages: Sequence[bytes]) -> bytes:
+    """A PDF file whose pages are these JPEG files of 8 x 6 pixels; a page of b"" is blank."""
+    kids = " ".join(f"{3 + 3 * at} 0 R" for at in range(len(pages)))
+    objects = [
+        b"<< /Type /Catalog /Pages 2 0 R >>",
+        f"<< /Type /Pages /Kids [{kids}] /Count {len(pages)} >>".encode(),
+    ]
+    for number, jpeg in enumerate(pages):
+        first = 3 + 3 * number
+        shown = f"/XObject << /I {first + 2} 0 R >>" if jpeg else ""
+        drawn = b"q 612 0 0 792 0 0 cm /I Do Q" if jpeg else b""
+        objects += [
+            f"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 612 792] /Contents {first + 1} 0 R "
+            f"/Resources << {shown} >> >>".encode(),
+            b"<< /Length %d >>\nstream\n%b\nendstream" % (len(drawn), drawn),
+            b"<< /Type /XObject /Subtype /Image /Width 8 /Height 6 /ColorSpace /DeviceRGB "
+            b"/BitsPerComponent 8 /Filter /DCTDecode /Length %d >>\nstream\n%b\nendstream"
+            % (len(jpeg), jpeg),
+        ]
+    content, places = b"%PDF-1.4\n", []
+    for number, value in enumerate(objects, 1):
+        places.append(len(content))
+        content += b"%d 0 obj\n%b\nendobj\n" % (number, value)
+    table = "".join(f"{place:010} 00000 n \n" for place in places)
+    return (
+        content
+        + (
+            f"xref\n0 {len(objects) + 1}\n0000000000 65535 f \n{table}"
+            f"trailer << /Size {len(objects) + 1} /Root 1 0 R >>\nstartxref\n{len(content)}\n%%EOF\n"
+        ).encode()
+    )
+
+
+def jpeg(color: str = "white") -> bytes:
+    """A JPEG file of 8 x 6 pixels."""
+    return file_of(Image.new("RGB", (8, 6), color), "JPEG")

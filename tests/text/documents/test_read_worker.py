@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import sys
 
 import pytest
+from PIL import Image
 
-from mlxserve.text.documents.read_worker import ReadWorker
-from tests.text.documents.files import archive, paragraph, pdf, word
+from mlxserve.text.documents.read_worker import MAX_SCANS, ReadWorker
+from tests.text.documents.files import archive, jpeg, paragraph, pdf, scan, word
 
 PAGE = b"""<!doctype html><head><title>T</title><style>p {}</style></head><body><h1>Hi</h1>
 <p>some <b>bold</b>
@@ -92,3 +94,30 @@ def test_an_entity_that_expands_without_end_is_refused() -> None:
     xml = f'<!DOCTYPE d [<!ENTITY e0 "x">{entities}]><d>&e11;</d>'
     with pytest.raises(ValueError, match="no Word file"):
         read("a.docx", archive({"word/document.xml": xml}))
+
+
+def test_the_pages_of_a_scan_are_images_in_their_order() -> None:
+    num_pages, *files = ReadWorker().page_images(scan([jpeg("red"), b"", jpeg("blue")]))
+    images = [Image.open(io.BytesIO(file)) for file in files]
+    assert num_pages == 3
+    assert [image.size for image in images] == [(8, 6)] * 2
+    reds = [image.getpixel((0, 0))[0] > 200 for image in images]  # type: ignore[index]
+    assert reds == [True, False]
+
+
+def test_of_a_long_scan_the_first_pages_are_read() -> None:
+    num_pages, *files = ReadWorker().page_images(scan([jpeg()] * (MAX_SCANS + 1)))
+    assert (num_pages, len(files)) == (MAX_SCANS + 1, MAX_SCANS)
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (scan([b"", b""]), "neither text nor images"),
+        (scan([jpeg()[:200]]), "is damaged"),
+        (scan([jpeg()])[:300], "is damaged"),
+    ],
+)
+def test_a_scan_without_readable_images_is_refused(data: bytes, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        ReadWorker().page_images(data)
