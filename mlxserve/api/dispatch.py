@@ -30,6 +30,7 @@ from mlxserve.api.errors import ApiError, error_response, from_engine
 from mlxserve.api.fair_work import KEEP_ALIVE, STARTED, WAITED, load_fairly
 from mlxserve.api.model_names import MODEL_NAMES, ModelNames
 from mlxserve.api.model_routes import ModelRoutes, SharedState
+from mlxserve.api.prompts import EMBEDDER
 from mlxserve.api.server.loading_stream import LoadingStream
 from mlxserve.chat.registry.entries import RegisteredAdapter, RegisteredModel
 from mlxserve.chat.registry.registry import ModelRegistry
@@ -150,6 +151,7 @@ class ModelDispatch:
             scope[MODEL_NAMES] = routes.names
             scope[STARTED], scope[WAITED] = began, perf_counter() - began
             scope[KEEP_ALIVE] = partial(self._keep, model.name)
+            scope[EMBEDDER] = self._embedder
             await routes.router(scope, receive, send)
 
     async def _by_query(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -166,6 +168,15 @@ class ModelDispatch:
                 409, f"The model {name!r} is not loaded.", param="model", code="model_not_loaded"
             )
         await self._routes_of(text_model, adapter).router(scope, receive, send)
+
+    def _embedder(self, request: Request) -> TextModel | None:
+        """Return an embedding model that is loaded and that the request's key may use."""
+        offered = (
+            self._registry.loaded(model.name)
+            for name, (model, adapter) in self._offered.items()
+            if model.purpose == "embedding" and adapter is None and self.may_use(request, name)
+        )
+        return next((model for model in offered if model is not None), None)
 
     def _keep(self, name: str, request: Request, seconds: float) -> str | None:
         """Unload a model after `seconds` without a use.

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from starlette.requests import Request
 
-from mlxserve.api.access.security import key_id
+from mlxserve.api.access.security import client_name, key_id
 from mlxserve.api.bodies.fields import Prompt
 from mlxserve.api.bodies.prompt_source import PromptSource
 from mlxserve.api.errors import invalid_value
 from mlxserve.api.fair_work import body_hold, pixel_hold, refusal, run_fairly
 from mlxserve.api.warnings import FITTED, warn
-from mlxserve.chat.document_prompts import DocumentPrompts
+from mlxserve.chat.document_prompts import DocumentPrompts, MeasuredDocuments
+from mlxserve.chat.part_scores import PartScores
 from mlxserve.core.errors import InvalidParameter, InvalidRequest, QueueFull
 from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.helpers.work import MaybeWork, RunsIn, Work
@@ -41,6 +42,13 @@ if TYPE_CHECKING:
 _PIXELS_PER_SECOND = 10_000_000  # resized and normalised for the model
 MAX_IMAGES, MAX_PIXELS = 256, 128 << 20  # of one request
 MAX_DOCUMENTS = 64  # of one request
+_COMPARED_PER_SECOND = 5_000_000  # characters of documents whose words are compared
+# In the scope of a request: returns the loaded embedding model that it may use, or None.
+EMBEDDER = "mlxserve.embedder"
+
+
+def _no_model(_: Request) -> None:
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +81,7 @@ class Prompts:
         self._model = model
         self._images = images
         self._documents = DocumentPrompts(model.codec)
+        self._part_scores = PartScores()
 
     async def encode(
         self,
@@ -259,13 +268,30 @@ class Prompts:
         if not documents:
             return conversation
         size = sum(len(document.text) for document in documents.values())
-        insert = partial(self._documents.insert, conversation, documents, source.tools)
+        measure = partial(self._documents.measure, conversation, documents, source.tools)
+        measuring: Work[MeasuredDocuments] = Work(encode_seconds(size), measure, RunsIn.PROCESS)
+        measured = await run_fairly(request, measuring)
+        scores = None if measured.fits else await self._scores(request, measured)
         inserting: Work[tuple[Conversation, list[str]]] = Work(
-            encode_seconds(size), insert, RunsIn.PROCESS
+            size / _COMPARED_PER_SECOND, partial(self._documents.insert, measured, scores)
         )
         whole, notes = await run_fairly(request, inserting)
         warn(request, *notes)
         return whole
+
+    async def _scores(self, request: Request, measured: MeasuredDocuments) -> list[float] | None:
+        """Compare the parts of documents with the question; None without an embedding model."""
+        model: TextModel | None = request.scope.get(EMBEDDER, _no_model)(request)
+        if model is None:
+            return None
+        return await self._part_scores.compare(
+            model,
+            measured.parts,
+            measured.question,
+            partial(run_fairly, request),
+            owner=key_id(request),
+            client=client_name(request),
+        )
 
     async def _image(self, request: Request, sent: SentImage) -> Image:
         file_hold = body_hold(request)

@@ -26,33 +26,65 @@ _CHARACTERS_PER_TOKEN = 3  # in definitions of tools
 
 
 @dataclass(frozen=True, slots=True)
+class MeasuredDocuments:
+    """The documents of a conversation, and the tokens that there are for them.
+
+    sizes: tokens of each part of each document
+    room: tokens that the rest of the conversation and its answer leave
+    """
+
+    conversation: Conversation
+    documents: Mapping[SentDocument, Document]
+    sizes: Mapping[Document, Sequence[int]]
+    room: int
+
+    @property
+    def fits(self) -> bool:
+        return sum(map(sum, self.sizes.values())) <= self.room
+
+    @property
+    def parts(self) -> list[str]:
+        """All parts of all documents, in order."""
+        return [part for document in self.sizes for part in document.parts]
+
+    @property
+    def question(self) -> str:
+        messages = self.conversation.messages
+        return "\n".join(message.text for message in messages if message.role == USER)
+
+
+@dataclass(frozen=True, slots=True)
 class DocumentPrompts:
     """Puts documents into the conversations of one model."""
 
     codec: TextCodec
 
-    def insert(
+    def measure(
         self,
         conversation: Conversation,
         documents: Mapping[SentDocument, Document],
         tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> MeasuredDocuments:
+        """Measure the documents of a conversation. Linear in the size of its texts."""
+        different = dict.fromkeys(documents.values())
+        sizes = {each: self._sizes(each) for each in different}
+        return MeasuredDocuments(conversation, documents, sizes, self._room(conversation, tools))
+
+    def insert(
+        self, measured: MeasuredDocuments, scores: Sequence[float] | None = None
     ) -> tuple[Conversation, list[str]]:
         """Return the conversation with its documents' texts, and a sentence for each that was cut.
 
-        Linear in the size of its texts.
+        scores: how well each of `measured.parts` matches the question; None to compare words
         """
-        different = list(dict.fromkeys(documents.values()))
-        sizes = {each: self._sizes(each) for each in different}
-        room = self._room(conversation, tools)
-        if sum(map(sum, sizes.values())) <= room:
-            excerpts = {each: whole(each) for each in different}
+        if measured.fits:
+            excerpts = {each: whole(each) for each in measured.sizes}
         else:
-            budget = self._budget(room)
-            question = "\n".join(each.text for each in conversation.messages if each.role == USER)
-            excerpts = _chosen(sizes, question, budget)
-        read = {sent: excerpts[document] for sent, document in documents.items()}
+            budget = self._budget(measured.room)
+            excerpts = _chosen(measured.sizes, measured.question, budget, scores)
+        read = {sent: excerpts[document] for sent, document in measured.documents.items()}
         notes = [excerpt.note for excerpt in excerpts.values() if not excerpt.is_whole]
-        return with_documents(conversation, read), notes
+        return with_documents(measured.conversation, read), notes
 
     def _sizes(self, document: Document) -> list[int]:
         """Tokens of each part."""
@@ -79,7 +111,10 @@ class DocumentPrompts:
 
 
 def _chosen(
-    sizes: Mapping[Document, Sequence[int]], question: str, budget: int
+    sizes: Mapping[Document, Sequence[int]],
+    question: str,
+    budget: int,
+    scores: Sequence[float] | None,
 ) -> dict[Document, Excerpt]:
     """Choose from all documents together, as one would from the pages of a book."""
     pages = [(document, at) for document in sizes for at in range(len(document.parts))]
@@ -89,6 +124,7 @@ def _chosen(
         question,
         budget,
         first={n for n, (document, at) in enumerate(pages) if document.is_folder and at == 0},
+        scores=scores,
     )
     return {
         document: Excerpt(document, tuple(pages[n][1] for n in shown if pages[n][0] == document))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from mlxserve.chat.document_prompts import DocumentPrompts
+from mlxserve.chat.document_prompts import DocumentPrompts, MeasuredDocuments
 from mlxserve.core.errors import InvalidParameter, InvalidRequest
 from mlxserve.helpers.work import RunFairly, RunsIn, Work
 from mlxserve.images.given import decoded
@@ -50,11 +50,9 @@ async def read_given(
     if not read.documents:
         return conversation
     size = sum(len(document.text) for document in read.documents.values())
-    insert = partial(documents.insert, conversation, read.documents)
-    inserting: Work[tuple[Conversation, list[str]]] = Work(
-        encode_seconds(size), insert, RunsIn.PROCESS
-    )
-    whole, notes = await run_fairly(inserting)
+    measure = partial(documents.measure, conversation, read.documents)
+    measuring: Work[MeasuredDocuments] = Work(encode_seconds(size), measure, RunsIn.PROCESS)
+    whole, notes = documents.insert(await run_fairly(measuring))
     for note in notes:
         on_cut(note)
     return whole

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -404,3 +405,63 @@ def test_the_description_of_the_api_has_the_routes_of_models(serve: Serve) -> No
     paths = serve().client.get("/openapi.json").json()["paths"]
     assert paths["/v1/chat/completions"]["post"]["summary"] == "Answers a conversation."
     assert "/v1/responses/{id}" in paths
+
+
+# ---- documents
+
+
+class Meanings(FakeChat):
+    """Embeds what is about money in one direction, and everything else in another."""
+
+    async def embed(self, texts: Sequence[Sequence[int]], **_: Any) -> list[list[float]]:
+        said = [bytes(ids).decode() for ids in texts]
+        return [[1.0, 0.0] if "money" in text or "refund" in text else [0.0, 1.0] for text in said]
+
+
+def _ask_about_money(
+    serve: Serve, *, is_loaded: bool = True, key_for: Sequence[str] = (), home: Path | None = None
+) -> str:
+    """The part of a long document that the model gets, whose server embeds as well."""
+    chats: dict[str, list[FakeChat]] = {}
+    embedder = RegisteredModel(
+        name="embedder",
+        load=lambda _: Meanings(model_name="embedder"),  # type: ignore[arg-type, return-value]
+        purpose="embedding",
+        preload=is_loaded,
+    )
+    access, headers = None, {}
+    if home is not None:
+        file = KeyFile(home / "keys.json")
+        secret = file.create("only", Scope.USER, models=key_for)
+        access, headers = AccessPolicy(keys_file=file.path), {"authorization": f"Bearer {secret}"}
+    models = serve(_registered("writer", chats), embedder, access=access)
+    pages = [f"{number} Nothing of it. " + "x " * 100 for number in range(9)]
+    pages[6] = "Purchases: a refund within 30 days. " + "x " * 100
+    data = base64.b64encode("\f".join(pages).encode()).decode()
+    file_part = {"filename": "a.pdf", "file_data": f"data:text/plain;base64,{data}"}
+    question = {"type": "text", "text": "How do I get my money back?"}
+    content = [{"type": "file", "file": file_part}, question]
+    body = {"model": "writer", "messages": [{"role": "user", "content": content}]}
+    reply = models.client.post("/v1/chat/completions", json=body, headers=headers)
+    assert reply.status_code == 200, reply.text
+    return str(chats["writer"][-1].rendered[-1].messages[0]["content"])
+
+
+def test_parts_of_a_document_are_chosen_by_an_embedding_model_that_is_loaded(serve: Serve) -> None:
+    shown = _ask_about_money(serve)
+    assert "[page 7]\nPurchases" in shown
+    assert shown.index("[page 1]") < shown.index("[page 7]"), "in the order of the document"
+
+
+def test_without_a_loaded_embedding_model_parts_are_chosen_by_words(serve: Serve) -> None:
+    assert "Purchases" not in _ask_about_money(serve, is_loaded=False)
+
+
+@pytest.mark.parametrize(
+    ("names", "is_found"), [(["writer"], False), (["writer", "embedder"], True)]
+)
+def test_a_key_that_may_not_use_the_embedding_model_has_words_compared(
+    serve: Serve, tmp_path: Path, names: list[str], is_found: bool
+) -> None:
+    shown = _ask_about_money(serve, key_for=names, home=tmp_path)
+    assert ("Purchases" in shown) is is_found

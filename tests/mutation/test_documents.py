@@ -5,14 +5,18 @@ from __future__ import annotations
 import pytest
 
 from mlxserve.chat.document_prompts import DocumentPrompts
+from mlxserve.chat.part_scores import PartScores
 from mlxserve.text.documents import folder as folders
 from mlxserve.text.documents import placement
+from mlxserve.text.documents.read_worker import ReadWorker
 from mlxserve.text.documents.reader import DocumentReader
 from tests.api import test_documents as test_api_documents
 from tests.api.conftest import client as client
 from tests.api.test_documents import chat as chat
+from tests.chat import test_part_scores
+from tests.chat.test_part_scores import model as model
 from tests.mutation.bug import Bug
-from tests.text.documents import test_folder, test_placement, test_reader
+from tests.text.documents import test_folder, test_placement, test_read_worker, test_reader
 from tests.text.documents.test_folder import folder as folder
 from tests.text.documents.test_reader import documents as documents
 
@@ -74,6 +78,20 @@ FOUND: dict[str, Bug] = {
         "if each * limit <= room",
         "if True",
         test_api_documents.test_a_document_leaves_room_for_a_long_question,
+    ),
+    "take the images of every page of a scan": Bug(
+        ReadWorker,
+        "page_images",
+        "pages[:MAX_SCANS]",
+        "pages",
+        test_read_worker.test_of_a_long_scan_the_first_pages_are_read,
+    ),
+    "keep vectors of parts for all keys together": Bug(
+        PartScores,
+        "compare",
+        "self._kept.get(owner, key)",
+        'self._kept.get("good", key)',
+        test_part_scores.test_parts_are_embedded_once_for_each_key,
     ),
 }
 

@@ -5,10 +5,12 @@ What they ask is what their own first pages show.
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 
@@ -90,6 +92,27 @@ def test_anthropics_client_asks_and_streams(server: Process) -> None:
         with client.messages.stream(**asked) as stream:
             assert "".join(stream.text_stream) == reply.content[0].text
         assert client.messages.count_tokens(model=REAL, messages=said(QUESTION)).input_tokens > 10
+
+
+def test_a_long_document_is_read_where_its_meaning_answers_the_question(server: Process) -> None:
+    """No word of the question is on the page."""
+    topics = ["The garden has roses", "Ships carry grain", "Mountains are cold", "Bread needs salt"]
+    pages = [f"{topics[number % 4]}. " * 60 for number in range(60)]
+    pages[44] = "Customers may return purchases within thirty days for a full refund. " * 30
+    data = base64.b64encode("\f".join(pages).encode()).decode()
+    file = {"filename": "a.pdf", "file_data": f"data:text/plain;base64,{data}"}
+    question = {"type": "text", "text": "How do I get my money back?"}
+    content = [{"type": "file", "file": file}, question]
+    body = {
+        "model": REAL,
+        "max_tokens": 32,
+        "temperature": 0,
+        "messages": [{"role": "user", "content": content}],
+    }
+    reply = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=600)
+    assert "of 60 pages of a.pdf were read" in reply.headers["x-mlxserve-warning"]
+    answer = reply.json()["choices"][0]["message"]["content"].lower()
+    assert "return" in answer or "refund" in answer, answer
 
 
 @pytest.mark.long

@@ -1,4 +1,4 @@
-"""Chooses the parts of a document that a question is about, by its words (BM25).
+"""Chooses the parts of a document that a question is about, by its words (BM25) if nothing better is known.
 
 Robertson and Zaragoza, "The Probabilistic Relevance Framework: BM25 and Beyond", 2009.
 """
@@ -23,15 +23,17 @@ def chosen_parts(
     question: str,
     budget: int,
     first: Container[int] = (),
+    scores: Sequence[float] | None = None,
 ) -> list[int]:
     """Return indices of the parts that match a question best, in the order of the document.
 
     sizes: of the parts in tokens; together at most `budget` are chosen
     first: parts that are taken before all others
+    scores: how well each part matches; None to compare words
 
     Parts that match equally are taken from the beginning.
     """
-    scores = _scores(parts, question)
+    scores = _scores(parts, question) if scores is None else scores
     left, chosen = budget, []
     ranked = sorted(range(len(parts)), key=lambda at: (at not in first, -scores[at], at))
     for index in ranked:
