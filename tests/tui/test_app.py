@@ -1023,7 +1023,7 @@ async def test_sampling_is_set_shown_sent_and_remembered(
     terminal: Open, server: FakeServer, home: Home
 ) -> None:
     home.create()
-    home.presets.write_text("[creative]\ntemperature = 1.1\n")
+    home.presets.write_text('[creative]\ntemperature = 1.1\nsystem = "Rhyme."\n')
 
     async with terminal() as t:
         await t.ask("/set")
@@ -1039,7 +1039,11 @@ async def test_sampling_is_set_shown_sent_and_remembered(
         assert t.composer.text == "/set temperature warm"
         t.composer.write("")
         await t.ask("/set preset creative")
-        await t.until_shown("temperature 1.1 ·")
+        await t.until_shown("temperature 1.1")
+        await t.ask("and now?")
+        await t.until(lambda: len(server.requests) == 2)
+        assert server.requests[1]["messages"][0] == {"role": "system", "content": "Rhyme."}
+        await t.until_ready()
     async with terminal() as t:
         await t.until_shown("temperature 1.1 ·")
         await t.ask("/set temperature off")

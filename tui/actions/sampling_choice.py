@@ -8,7 +8,7 @@ from pathlib import Path
 from tui.actions.answering import Answering
 from tui.actions.draft import Draft
 from tui.chat.open_chat import OpenChat
-from tui.chat.sampling import NAMES, PRESET, Sampling, SamplingRefused, preset
+from tui.chat.sampling import NAMES, PRESET, Preset, Sampling, SamplingRefused, preset
 from tui.widgets.window import ChatWindow
 
 _SETTING = "sampling"
@@ -37,17 +37,19 @@ class SamplingChoice:
             self._window.notify(f"Set: {set_now}. Names: {', '.join(NAMES)}, {PRESET}.")
             return
         try:
-            changed = (
+            saved = (
                 preset(self._presets, value.strip())
                 if name == PRESET
-                else sampling.changed(name, value.strip())
+                else Preset(sampling.changed(name, value.strip()))
             )
         except SamplingRefused as error:
             self._draft.begin(f"/set {argument}")
             self._window.notify(str(error), severity="error")
             return
-        self._use(changed)
-        await self._open_chat.set_setting(_SETTING, changed.as_text())
+        if saved.system is not None:
+            await self._open_chat.set_system(saved.system)
+        self._use(saved.sampling)
+        await self._open_chat.set_setting(_SETTING, saved.sampling.as_text())
 
     def _use(self, sampling: Sampling) -> None:
         self._answering.sampling = sampling

@@ -7,6 +7,7 @@ Presets are sections of `presets.toml` in the terminal's folder:
     [creative]
     temperature = 1.1
     top_p = 0.95
+    system = "You write short stories."
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from mlxserve.system.terminal_text import one_line
 
 OFF = "off"
 PRESET = "preset"
+_SYSTEM = "system"  # of a preset: the system prompt
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 # Above it, all but the most likely tokens are noise; a server may take more of programs.
 HIGHEST_TEMPERATURE = 2.0
@@ -89,7 +91,15 @@ class Sampling:
         return made
 
 
-def preset(file: Path, name: str) -> Sampling:
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """A saved set of values, and a system prompt; None leaves the chat's as it is."""
+
+    sampling: Sampling
+    system: str | None = None
+
+
+def preset(file: Path, name: str) -> Preset:
     """Return the preset with this name. Raises SamplingRefused."""
     try:
         sections = tomllib.loads(file.read_text(encoding="utf-8"))
@@ -101,9 +111,19 @@ def preset(file: Path, name: str) -> Sampling:
         known = f"It has: {', '.join(sections)}." if sections else "Write it in that file first."
         raise SamplingRefused(f"There is no preset [{one_line(name, 40)}] in {file}. {known}")
     try:
-        return Sampling.from_values(sections[name])
+        return _preset(sections[name])
     except SamplingRefused as error:
         raise SamplingRefused(f"[{one_line(name, 40)}] in {file}: {error}") from error
+
+
+def _preset(section: Any) -> Preset:
+    if not isinstance(section, Mapping):
+        raise SamplingRefused("It is not a table of names and values.")
+    system = section.get(_SYSTEM)
+    if not isinstance(system, str | None):
+        raise SamplingRefused(f"{_SYSTEM} is a text, in quotes.")
+    values = {name: value for name, value in section.items() if name != _SYSTEM}
+    return Preset(Sampling.from_values(values), system)
 
 
 def _parsed(name: str, text: str) -> float | int | str:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tui.chat.sampling import Sampling, SamplingRefused, preset
+from tui.chat.sampling import Preset, Sampling, SamplingRefused, preset
 
 
 def test_what_is_set_becomes_fields_and_words() -> None:
@@ -49,7 +49,9 @@ def test_presets_are_sections_of_a_file(tmp_path: Path) -> None:
     with pytest.raises(SamplingRefused, match="Write it in that file first"):
         preset(file, "creative")
     file.write_text("[creative]\ntemperature = 1.1\ntop_p = 0.95\n[broken]\nwarmth = 1\n")
-    assert preset(file, "creative").fields == {"temperature": 1.1, "top_p": 0.95}
+    creative = preset(file, "creative")
+    assert creative.sampling.fields == {"temperature": 1.1, "top_p": 0.95}
+    assert creative.system is None
     with pytest.raises(SamplingRefused, match="It has: creative, broken"):
         preset(file, "precise")
     with pytest.raises(SamplingRefused, match=r"\[broken\].*'warmth' cannot be set"):
@@ -57,3 +59,15 @@ def test_presets_are_sections_of_a_file(tmp_path: Path) -> None:
     file.write_text("[")
     with pytest.raises(SamplingRefused, match="cannot be read"):
         preset(file, "creative")
+
+
+def test_a_preset_may_have_a_system_prompt(tmp_path: Path) -> None:
+    file = tmp_path / "presets.toml"
+    file.write_text('[brief]\nsystem = "Be brief."\n[bad]\nsystem = 7\n[empty]\nsystem = ""\n')
+    assert preset(file, "brief") == Preset(Sampling(), "Be brief.")
+    assert preset(file, "empty").system == ""
+    with pytest.raises(SamplingRefused, match="system is a text, in quotes"):
+        preset(file, "bad")
+    file.write_text("bad = 7\n")
+    with pytest.raises(SamplingRefused, match="not a table"):
+        preset(file, "bad")
