@@ -165,6 +165,12 @@ def test_the_glossary_has_ten_terms() -> None:
     assert len(terms) == len(set(terms)) == 10
 
 
+def test_the_site_has_every_page() -> None:
+    site = (ROOT / ".github" / "site" / "mkdocs.yml").read_text(encoding="utf-8")
+    names = [page.name for page in PAGES[1:]]
+    assert [name for name in names if not re.search(rf"^ +- (\w+: )?{name}$", site, re.M)] == []
+
+
 def test_continuous_integration_runs_the_test_command_of_the_readme() -> None:
     [command] = [
         line.removeprefix("pip install uv && ")
