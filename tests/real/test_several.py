@@ -94,6 +94,7 @@ def test_anthropics_client_asks_and_streams(server: Process) -> None:
         assert client.messages.count_tokens(model=REAL, messages=said(QUESTION)).input_tokens > 10
 
 
+@pytest.mark.long
 def test_a_long_document_is_read_where_its_meaning_answers_the_question(server: Process) -> None:
     """No word of the question is on the page."""
     topics = ["The garden has roses", "Ships carry grain", "Mountains are cold", "Bread needs salt"]
