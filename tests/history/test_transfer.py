@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 import stat
+from collections.abc import Iterator
+from contextlib import suppress
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -112,6 +116,57 @@ def test_a_disk_that_fills_up_keeps_what_was_there_and_no_half_chat(tmp_path: Pa
     assert "Free some disk space" in report.problems[0]
     assert [chat.title for chat in store.chats()] == ["Mine"]
     store.close()
+
+
+ANYTHING: list[Any] = [
+    *(
+        None,
+        True,
+        0,
+        -1,
+        2**70,
+        1e308,
+        1e12,
+        "",
+        "x",
+        "\ud800",
+        "user",
+        "data:image/png;base64,AA==",
+    ),
+    *([], {}, [[]], {"a": 1}, ["x"]),
+]
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The paths to all values in a value."""
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, item in items:
+        yield (*path, key)
+        if isinstance(item, (dict, list)):
+            yield from places(item, (*path, key))
+
+
+def test_whatever_is_wrong_a_chat_is_refused_or_can_be_read(store: Store, tmp_path: Path) -> None:
+    filled(store)
+    export_chats(store, tmp_path / "chats.json")
+    whole = [chatgpt(), open_webui(), read_export(tmp_path / "chats.json")["chats"][1]]
+    random, num_refused = Random(0), 0
+    for number in range(400):
+        chat = deepcopy(random.choice(whole))
+        chat["title"] = str(number)  # another chat than those before
+        if "chat" in chat:
+            chat["chat"]["title"] = str(number)
+        *path, last = random.choice(list(places(chat)))
+        at = chat
+        for key in path:
+            at = at[key]
+        at[last] = random.choice(ANYTHING)
+        with suppress(ImportRefused):
+            num_refused += import_chats(store, [chat]).num_refused
+    assert 50 < num_refused < 350
+    for record in store.chats(limit=-1):
+        path_ids = {message.id for message in store.path(record.leaf_id)}
+        assert path_ids <= {message.id for message in store.messages(record.id)}
 
 
 def written(tmp_path: Path, text: str | bytes) -> Path:
