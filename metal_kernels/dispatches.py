@@ -178,6 +178,7 @@ class Dispatches:
             {
                 "page_tables": uploaded_pages(tables),
                 "tiles": plan.tiles,
+                "ends": plan.tiles if plan.ends is None else plan.ends,
                 "numbers": self._numbers_of(attention, sinks is not None),
                 **self._without_sinks(sinks, heads, queries.dtype),
             },
@@ -188,6 +189,7 @@ class Dispatches:
                 ("SIDE", side),
                 ("TILES", num_tiles(head_dim, queries.dtype.size, side)),
                 ("IS_QUANTISED", int(k_pool.dtype == quantised.DTYPE)),
+                ("HAS_ENDS", int(plan.ends is not None)),
             ],
             (threads, kv_heads, plan.num_tiles),
             (threads, 1, 1),

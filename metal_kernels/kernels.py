@@ -105,7 +105,7 @@ MERGE_PARTITIONS = KernelSpec(
 )
 PAGED_PREFILL = KernelSpec(
     "paged_prefill",
-    ("queries", "k_pool", "v_pool", "page_tables", "tiles", "numbers", "sinks", "after"),
+    ("queries", "k_pool", "v_pool", "page_tables", "tiles", "ends", "numbers", "sinks", "after"),
     ("out", "fence"),
     header=HEADERS["attention.h"],
 )

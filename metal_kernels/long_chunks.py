@@ -199,6 +199,9 @@ def runs_of(
     """Split chunks into runs, in order: each long one alone, short ones in between together."""
 
     def is_long(sequence: int) -> bool:
+        # A mask of rows and positions would take memory for which no step is planned.
+        if tables.ends is not None and tables.ends_of(sequence) is not None:
+            return False
         rows = int(tables.query_starts[sequence + 1] - tables.query_starts[sequence])
         context = int(tables.context_lens[sequence])
         return room_copied(rows, context, kv_heads, head_dim, dtype, window) > 0
@@ -231,5 +234,6 @@ def _run(tables: SequenceTables, first: int, end: int) -> ChunkRun:
         tables.context_lens[first:end],
         starts - starts[0],
         tables.page_size,
+        None if tables.ends is None else tables.ends[slice(*bounds)],
     )
     return ChunkRun(some, *bounds, None)

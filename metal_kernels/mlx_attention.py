@@ -6,6 +6,7 @@ import mlx.core as mx
 import numpy as np
 
 from metal_kernels.ops import Attention
+from metal_kernels.tables import IntArray
 
 
 def attend(
@@ -14,14 +15,15 @@ def attend(
     values: mx.array,
     attention: Attention,
     sinks: mx.array | None = None,
+    ends: IntArray | None = None,
 ) -> mx.array:
-    """Return (1, heads, rows, value_dim), causal.
+    """Return (1, heads, rows, value_dim), causal but for rows that see up to their `ends`.
 
-    The caller cuts off positions outside every window.
+    The caller cuts off positions outside every window. `ends` count from the first of these positions.
     """
     if attention.softcap is not None:
-        return _attend_capped(queries, keys, values, attention, sinks)
-    mask = _mask(queries.shape[2], keys.shape[2], attention.window)
+        return _attend_capped(queries, keys, values, attention, sinks, ends)
+    mask = _mask(queries.shape[2], keys.shape[2], attention.window, ends)
     return mx.fast.scaled_dot_product_attention(
         queries, keys, values, scale=attention.scale, mask=mask, sinks=sinks
     )
@@ -95,6 +97,7 @@ def _attend_capped(
     values: mx.array,
     attention: Attention,
     sinks: mx.array | None,
+    ends: IntArray | None,
 ) -> mx.array:
     """Attend with a softcap, which mlx's kernel lacks, written out in float32."""
     scale, window, softcap = attention
@@ -104,7 +107,7 @@ def _attend_capped(
     grouped = queries.astype(mx.float32).reshape(kv_heads, -1, rows, head_dim)
     scores = grouped @ keys[0, :, None].astype(mx.float32).swapaxes(-1, -2)
     scores = softcap * mx.tanh(scores * (scale / softcap))
-    scores = mx.where(_seen(rows, positions, window), scores, -mx.inf)
+    scores = mx.where(_seen(rows, positions, window, ends), scores, -mx.inf)
     total = mx.logsumexp(scores, axis=-1, keepdims=True)
     # Part of the sum, without a value.
     if sinks is not None:
@@ -113,17 +116,22 @@ def _attend_capped(
     return output.reshape(1, heads, rows, -1).astype(queries.dtype)
 
 
-def _mask(rows: int, positions: int, window: int | None) -> mx.array | str | None:
+def _mask(
+    rows: int, positions: int, window: int | None, ends: IntArray | None
+) -> mx.array | str | None:
     """Return the mask; None if every row sees every position."""
     if rows == 1:
         return None
+    if ends is not None:
+        return _seen(rows, positions, window, ends)
     if window is None or positions <= window:
         return "causal"
     return _seen(rows, positions, window)
 
 
-def _seen(rows: int, positions: int, window: int | None) -> mx.array:
+def _seen(rows: int, positions: int, window: int | None, ends: IntArray | None = None) -> mx.array:
     """Return (rows, positions): whether each of the last rows sees each position."""
     row = np.arange(positions - rows, positions)[:, None]
     column = np.arange(positions)
-    return mx.array((column <= row) & (column > row - (window or positions)))
+    last = row if ends is None else ends[:, None] - 1
+    return mx.array((column <= last) & (column > row - (window or positions)))

@@ -34,7 +34,7 @@ from metal_kernels.pool_rows import RowWrites, Runs, padded_slots, row_index, ta
 from metal_kernels.quantised import row_width, stored
 from metal_kernels.reading import evaluate
 from metal_kernels.resizing import copy_start
-from metal_kernels.tables import Plans, SequenceTables
+from metal_kernels.tables import IntArray, Plans, SequenceTables
 
 MAX_GATHERED = (
     1 << 23
@@ -47,6 +47,9 @@ class Seen:
 
     rows: slice
     runs: Runs
+    ends: (
+        IntArray | None
+    )  # of rows that see positions after their own, from the first of the slots on
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +164,7 @@ class PlainBackend:
                 seen.runs.read(v_pool, queries.dtype),
                 attention,
                 sinks,
+                seen.ends,
             )
             outputs.append(output.squeeze(0).swapaxes(0, 1))
         return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs)
@@ -172,9 +176,10 @@ class PlainBackend:
         values: mx.array,
         attention: Attention,
         sinks: mx.array | None,
+        ends: IntArray | None,
     ) -> mx.array:
         """Attend like `mlx_attention.attend`."""
-        return mlx_attention.attend(queries, keys, values, attention, sinks)
+        return mlx_attention.attend(queries, keys, values, attention, sinks, ends)
 
     def paged_latent(
         self,
@@ -257,7 +262,9 @@ def seen_by(tables: SequenceTables, window: int | None) -> list[Seen]:
     for sequence, first_row, end_row in tables.queries():
         context, rows = int(tables.context_lens[sequence]), end_row - first_row
         first = 0 if window is None else max(0, context - rows - window + 1)
-        seen.append(Seen(slice(first_row, end_row), Runs(tables.runs(sequence, first))))
+        ends = tables.ends_of(sequence)
+        ends = None if ends is None else ends - first
+        seen.append(Seen(slice(first_row, end_row), Runs(tables.runs(sequence, first)), ends))
     return seen
 
 

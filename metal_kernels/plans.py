@@ -161,6 +161,7 @@ class PrefillPlan:
 
     num_tiles: int
     tiles: mx.array  # (tiles, 8), as paged_prefill.metal lists them
+    ends: mx.array | None  # (rows,), of `SequenceTables`
 
     @classmethod
     def of(cls, tables: SequenceTables, window: int | None, group: int, side: int) -> PrefillPlan:
@@ -181,7 +182,13 @@ class PrefillPlan:
         if window is not None:
             seen = np.maximum(0, position + first_line // group - window + 1)
             tiles[:, 5] = seen // tables.page_size * tables.page_size
-        return cls(num_tiles, upload(tiles))
+        if tables.ends is None:
+            return cls(num_tiles, upload(tiles), None)
+        first_rows = tiles[:, 1] + first_line // group
+        last_rows = tiles[:, 1] + (np.minimum(first_line + side, lines) - 1) // group
+        for tile, first, last in zip(tiles, first_rows, last_rows, strict=True):
+            tile[6] = tables.ends[first : last + 1].max()
+        return cls(num_tiles, upload(tiles), upload(tables.ends))
 
 
 def tile_side(head_dim: int, item_size: int) -> int:

@@ -128,7 +128,8 @@ class ReferenceBackend:
             context = int(tables.context_lens[sequence])
             row = np.arange(context - (end - first), context)[:, None]
             position = np.arange(max(0, row.min() + 1 - (window or context)), context)
-            is_seen = (position <= row) & (position > row - (window or context))
+            last = row if tables.ends is None else tables.ends[first:end, None] - 1
+            is_seen = (position <= last) & (position > row - (window or context))
             at = _at(tables.slots(sequence, position), k_pool)
             keys, values = (
                 mx.repeat(loaded(pool[at], mx.float32).astype(mx.float32), group, axis=1)

@@ -52,12 +52,15 @@ class SequenceTables(Plans):
     query_starts   (sequences + 1,) int32: sequence s owns query rows query_starts[s] up to
                    query_starts[s + 1], which are the *last* rows of its context
     page_size      token slots of a page
+    ends           (rows,) int32: for each query row, the position after the last one that it sees; None: a row
+                   sees nothing after its own position. Rows of an image may see the whole image
     """
 
     page_tables: IntArray
     context_lens: IntArray
     query_starts: IntArray
     page_size: int
+    ends: IntArray | None = None
 
     def __post_init__(self) -> None:
         sequences, max_pages = self.page_tables.shape
@@ -80,6 +83,17 @@ class SequenceTables(Plans):
             )
         if self.highest_page > _MOST:
             raise ValueError("pages are numbered from 0")
+        if self.ends is not None:
+            self._check_ends(self.ends)
+
+    def _check_ends(self, ends: IntArray) -> None:
+        if ends.shape != (self.num_rows,):
+            raise ValueError(f"{self.num_rows} rows have ends, got {ends.shape}")
+        counts = np.diff(self.query_starts)
+        contexts = np.repeat(self.context_lens, counts)
+        positions = contexts + np.arange(self.num_rows) - np.repeat(self.query_starts[1:], counts)
+        if np.any(ends <= positions) or np.any(ends > contexts):
+            raise ValueError("a row must see its own position, and nothing after its context")
 
     def __len__(self) -> int:
         return len(self.context_lens)
@@ -98,6 +112,16 @@ class SequenceTables(Plans):
     @cached_property
     def num_rows(self) -> int:
         return int(self.query_starts[-1])
+
+    def ends_of(self, sequence: int) -> IntArray | None:
+        """The ends of a sequence's rows; None if no row sees anything after its own position."""
+        if self.ends is None:
+            return None
+        first, last = self.query_starts[sequence : sequence + 2].tolist()
+        context = int(self.context_lens[sequence])
+        ends = self.ends[first:last]
+        own = np.arange(context - len(ends) + 1, context + 1)
+        return None if np.array_equal(ends, own) else ends
 
     @cached_property
     def highest_page(self) -> int:

@@ -1,4 +1,4 @@
-// Causal attention of chunks over pages, by tiles of 8x8 matrices.
+// Attention of chunks over pages, by tiles of 8x8 matrices: causal, but for rows that see up to their end.
 //
 // queries      (T, H, D)                       of type T; each chunk's rows are consecutive
 // k_pool, v_pool  (num_pages, K, page_size, D)    of type T; int8 and D + 4 where quantised
@@ -6,6 +6,8 @@
 // tiles        (W, 8) int32                    sequence, first query row of the chunk, first line,
 //                                              lines of the chunk, position of the chunk's first
 //                                              row, first key, key after the last, window
+// ends         (T) int32                       position after the last one that each row sees, where
+//                                              HAS_ENDS: else bound, never read
 // numbers      (8) float                       factor of the scores, softcap * log2(e) or 0,
 //                                              1 where there are sinks
 // sinks        (H)                             a logit per head, for the softmax's sum only
@@ -14,7 +16,7 @@
 // fence        (8) int32                       out: bound by the next kernel that writes the pools
 //
 // template: T, D, SIDE (lines and keys of a tile: 8, 16 or 32), TILES (1, or 2 where keys and values have
-// memory of their own), IS_QUANTISED. Grid (4 * SIDE * SPLIT, K, W): one threadgroup per (kv head, tile),
+// memory of their own), IS_QUANTISED, HAS_ENDS. Grid (4 * SIDE * SPLIT, K, W): one threadgroup per (kv head, tile),
 // SPLIT simdgroups per 8 lines, each with its part of the dimensions in registers. A line is one head of
 // one query row, so that all heads of a group share the keys and values they read:
 //
@@ -92,6 +94,8 @@ const int my_line = matrix_line(lane);
 const int my_column = matrix_column(lane);
 const int line = first_line + simdgroup * 8 + my_line;
 const int my_position = position + line / group;
+// Positions after its own that the line sees. Lines past the last one see nothing more: their row has no end.
+const int ahead = HAS_ENDS && line < num_lines ? ends[first_row + line / group] - 1 - my_position : 0;
 const int my_head = kv_head * group + line % group;
 // In `scores`, where two parts of the dimensions are added.
 const int my_scores = (part * SIDE + simdgroup * 8) * SCORE_STRIDE;
@@ -152,8 +156,8 @@ for (int first_key = tile[5]; first_key < end_key; first_key += SIDE) {
     score[k] *= factor;
     score[k] = capped(score[k], cap);
     const int distance = my_position - (first_key + k * 8 + my_column);
-    if (distance < 0 || distance >= window) score[k].x = LOWEST;
-    if (distance < 1 || distance > window) score[k].y = LOWEST;
+    if (distance < -ahead || distance >= window) score[k].x = LOWEST;
+    if (distance < 1 - ahead || distance > window) score[k].y = LOWEST;
     next = max(next, max(score[k].x, score[k].y));
   }
   softmax.rescale(line_max(next), sum);

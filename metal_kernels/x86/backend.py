@@ -6,7 +6,7 @@ import mlx.core as mx
 
 from metal_kernels.ops import Attention, check_attention, check_decode, shapes_of
 from metal_kernels.plain import PlainBackend
-from metal_kernels.tables import SequenceTables
+from metal_kernels.tables import IntArray, SequenceTables
 from metal_kernels.x86.decodes import COPIED_PER_PRODUCT, Decodes
 from metal_kernels.x86.written_out import attend_latents_written_out, attend_written_out
 
@@ -48,10 +48,11 @@ class X86Backend(PlainBackend):
         values: mx.array,
         attention: Attention,
         sinks: mx.array | None,
+        ends: IntArray | None,
     ) -> mx.array:
         if queries.dtype != mx.float32:
-            return super()._attend(queries, keys, values, attention, sinks)
-        return attend_written_out(queries, keys, values, attention, sinks)
+            return super()._attend(queries, keys, values, attention, sinks, ends)
+        return attend_written_out(queries, keys, values, attention, sinks, ends)
 
     def _attend_latents(
         self,

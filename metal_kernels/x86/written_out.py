@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from metal_kernels.ops import Attention
+from metal_kernels.tables import IntArray
 from metal_kernels.x86.exponential import LOG2_E, exp2, tanh
 from metal_kernels.x86.reductions import row_max, row_sum
 
@@ -40,8 +41,9 @@ def attend_written_out(
     values: mx.array,  # (1, kv_heads, positions, value_dim)
     attention: Attention,
     sinks: mx.array | None = None,  # (heads,)
+    ends: IntArray | None = None,  # (rows,), as `mlx_attention.attend` takes them
 ) -> mx.array:
-    """Return (1, heads, rows, value_dim), causal, in float32 with powers of two."""
+    """Return (1, heads, rows, value_dim), causal but for `ends`, in float32 with powers of two."""
     scale, window, softcap = attention
     _, heads, rows, head_dim = queries.shape
     kv_heads, positions = keys.shape[1:3]
@@ -52,7 +54,12 @@ def attend_written_out(
         sinks = LOG2_E * sinks.astype(mx.float32).reshape(kv_heads, group, 1, 1)
     outputs = []
     for first, last in _row_tiles(rows, positions, group):
-        begin, end, added = _seen_by(first - rows + positions, last - rows + positions, window)
+        begin, end, added = _seen_by(
+            first - rows + positions,
+            last - rows + positions,
+            window,
+            None if ends is None else ends[first:last],
+        )
         parts = [
             _attend_tile(
                 scaled[of_heads, :, first:last],
@@ -103,18 +110,25 @@ def _row_tiles(rows: int, positions: int, group: int) -> Iterator[tuple[int, int
         first = last
 
 
-def _seen_by(first: int, last: int, window: int | None) -> tuple[int, int, mx.array | None]:
+def _seen_by(
+    first: int, last: int, window: int | None, ends: IntArray | None = None
+) -> tuple[int, int, mx.array | None]:
     """Positions that the rows `first` to `last` see, and the array to add there.
 
     The array is added to the last columns of the scores; None if a single row sees all.
     """
     rows = last - first
-    if window is None or last <= window:
+    if ends is None and (window is None or last <= window):
         return 0, last, mx.array(_triangle(rows)) if rows > 1 else None
-    begin = max(0, first - window + 1)
-    row, column = np.arange(first, last)[:, None], np.arange(begin, last)
-    is_seen = (column <= row) & (column > row - window)
-    return begin, last, mx.array(np.where(is_seen, np.float32(0), np.float32(-np.inf)))
+    row = np.arange(first, last)[:, None]
+    end, last_seen = (last, row) if ends is None else (int(ends.max()), ends[:, None] - 1)
+    # Without a window every row sees all positions before the first row.
+    begin, column = 0, np.arange(first, end)
+    if window is not None:
+        begin = max(0, first - window + 1)
+        column = np.arange(begin, end)
+    is_seen = (column <= last_seen) & (column > row - (window or end))
+    return begin, end, mx.array(np.where(is_seen, np.float32(0), np.float32(-np.inf)))
 
 
 @functools.lru_cache(maxsize=_TILE_ROWS)

@@ -40,6 +40,17 @@ class Case:
     has_sinks: bool = False
     is_scattered: bool = True
     is_quantised: bool = False  # the pools; `dtype` is that of rows and queries
+    # (first, end) of images: their rows see all of them, in the sequences whose chunk has them whole.
+    images: tuple[tuple[int, int], ...] = ()
+
+    def ends(self, before: int, rows: int) -> np.ndarray:
+        """The position after the last one that each row of a chunk sees."""
+        positions = np.arange(before, before + rows)
+        ends = positions + 1
+        for first, end in self.images:
+            if before <= first and end <= before + rows:
+                ends[(positions >= first) & (positions < end)] = end
+        return ends
 
     def __str__(self) -> str:
         chunks = "_".join(f"{before}+{rows}" for before, rows in self.sequences[:2])
@@ -53,6 +64,7 @@ class Case:
         words += ["sinks"] if self.has_sinks else []
         words += [] if self.is_scattered else ["consecutive"]
         words += ["q8"] if self.is_quantised else []
+        words += ["images"] if self.images else []
         return "-".join(words)
 
 
@@ -92,7 +104,23 @@ def _cases() -> list[Case]:
     return cases
 
 
-CASES = _cases()
+def cases_of_images() -> list[Case]:
+    """Images beside each other, at the ends of a chunk, longer than a window and than a tile."""
+    images = ((0, 3), (3, 20), (25, 44))
+    sequences = ((0, 46), (3, 41), (21, 24), (30, 5))
+    options: list[dict[str, Any]] = [
+        {},
+        {"window": 7},
+        {"window": 30, "softcap": 2.0, "has_sinks": True},
+        {"group": 1, "dtype": mx.float16, "window": 40},
+        {"group": 3, "dtype": mx.bfloat16, "key_dim": 256, "value_dim": 256},
+        {"is_quantised": True, "dtype": mx.float16, "key_dim": 128, "value_dim": 128},
+    ]
+    return [Case(sequences, images=images, **option) for option in options]
+
+
+IMAGES = cases_of_images()
+CASES = [*_cases(), *IMAGES]
 
 
 class Paged:
@@ -198,7 +226,14 @@ class Paged:
             context_lens=np.array([sum(s) for s in case.sequences], np.int32),
             query_starts=np.cumsum([0, *(rows for _, rows in case.sequences)], dtype=np.int32),
             page_size=case.page_size,
+            ends=self._ends(),
         )
+
+    def _ends(self) -> np.ndarray | None:
+        if not self._case.images:
+            return None
+        ends = [self._case.ends(*sequence) for sequence in self._case.sequences]
+        return np.concatenate(ends).astype(np.int32)
 
     def _draw(self, *shape: int) -> np.ndarray:
         """Normal numbers that the case's dtype holds exactly, as float32."""
@@ -208,7 +243,8 @@ class Paged:
         """(rows, heads, value_dim) of one sequence."""
         case, context = self._case, len(keys)
         rows, key = np.arange(context - len(queries), context)[:, None], np.arange(context)
-        is_seen = (key <= rows) & (key > rows - (case.window or context))
+        ends = case.ends(context - len(queries), len(queries))[:, None]
+        is_seen = (key < ends) & (key > rows - (case.window or context))
         queries, keys, values = (
             np.repeat(side, heads, axis=1).swapaxes(0, 1).astype(np.float64)
             for side, heads in ((queries, 1), (keys, case.group), (values, case.group))

@@ -22,7 +22,7 @@ from metal_kernels.metal import DTYPES, MetalBackend
 from metal_kernels.ops import Attention
 from metal_kernels.plans import partition_size
 from metal_kernels.tables import SequenceTables
-from tests.metal_kernels.oracle import CASES, Case, Paged
+from tests.metal_kernels.oracle import CASES, IMAGES, Case, Paged
 
 GROUPS = (1, 4, 8)
 WINDOWS = (None, 70)
@@ -142,6 +142,12 @@ def test_chunks_are_right_and_pass_every_check(
     values: Values, checked_backend: MetalBackend
 ) -> None:
     found = Paged(checked_backend, case_of(chunks, values))
+    assert found.error() <= found.tolerance
+
+
+@pytest.mark.parametrize("case", IMAGES, ids=str)
+def test_rows_of_an_image_see_all_of_it(case: Case, checked_backend: MetalBackend) -> None:
+    found = Paged(checked_backend, case)
     assert found.error() <= found.tolerance
 
 

@@ -137,3 +137,22 @@ def test_recorded_tables_have_uploads_and_no_numbers() -> None:
     assert recorded.upload("contexts", contexts)[0].tolist() == [0, 0]
     with pytest.raises(AttributeError, match="context_lens"):
         recorded.upload("another", contexts)
+
+
+def test_ends_of_rows_must_lie_between_their_own_position_and_the_context() -> None:
+    pages, contexts = np.zeros((2, 2), np.int32), np.array([10, 5], np.int32)
+    starts = np.array([0, 3, 5], np.int32)
+
+    def build(*ends: int) -> SequenceTables:
+        return SequenceTables(pages, contexts, starts, 16, np.array(ends, np.int32))
+
+    plain = build(8, 9, 10, 4, 5)
+    assert plain.ends_of(0) is None
+    ahead = build(10, 10, 10, 4, 5)
+    assert ahead.ends_of(1) is None
+    assert ahead.ends_of(0).tolist() == [10, 10, 10]
+    for ends in ((7, 9, 10, 4, 5), (8, 9, 11, 4, 5), (8, 9, 10, 4, 6), (8, 9, 10, 3, 5)):
+        with pytest.raises(ValueError, match="a row must see its own position"):
+            build(*ends)
+    with pytest.raises(ValueError, match="5 rows have ends"):
+        build(8, 9, 10)

@@ -291,9 +291,12 @@ GUARDS: dict[str, list[Guard]] = {
         Guard("if (key < end_key) {", "{", 0),
         Guard("if (key < end_key) {", "{", 1),
         Guard("score[k] = capped(score[k], cap);", ""),
-        Guard("distance < 0 || ", ""),
+        Guard("HAS_ENDS && line < num_lines ?", "HAS_ENDS ?"),
+        Guard("HAS_ENDS && line < num_lines ?", "line < num_lines ?"),
+        Guard("- 1 - my_position : 0", "- my_position : 0"),
+        Guard("distance < -ahead || ", ""),
         Guard("|| distance >= window", ""),
-        Guard("distance < 1 || ", ""),
+        Guard("distance < 1 - ahead || ", ""),
         Guard("|| distance > window", ""),
         Guard("if (SPLIT > 1) ", "", 0),
         Guard("if (SPLIT > 1) {", "{"),
@@ -366,7 +369,7 @@ CHOICES = {
         "D % 32 == 0 ? 4 : 2",
         "i == 0 ? highest_of_all : i == 1 ? weight : 0.0f",
     ],
-    "paged_prefill": ["D > 192 ? 2 : 1", "if (distance < 0 ", "if (distance < 1 "],
+    "paged_prefill": ["D > 192 ? 2 : 1", "if (distance < -ahead ", "if (distance < 1 - ahead "],
     "paged_latent": [
         "LATENT > 256 ? 2 : 1",
         "i == 0 ? softmax.highest : i == 1 ? total : 0.0f",
@@ -497,13 +500,14 @@ def attends_where_one_head_finds_a_larger_key(backend: MetalBackend) -> None:
 
 
 def prefills() -> Iterator[Case]:
-    """Chunks that fill no tile; keys that fill no page; a window and a softcap; dimensions in two parts."""
+    """Chunks that fill no tile; keys that fill no page; a window and a softcap; dimensions in two parts; images."""
     large = {"key_dim": 512, "value_dim": 512, "group": 2, "dtype": mx.float16}
     sizes = {"key_dim": 80, "value_dim": 80, "group": 2, "dtype": mx.float16}
     yield Case(((0, 5), (20, 30), (1, 2)), **sizes)
     yield Case(((40, 20), (3, 1)), window=13, softcap=2.0, has_sinks=True, **sizes)
     yield Case(((40, 20), (3, 1)), is_quantised=True, **sizes)
     yield Case(((3, 6), (20, 2)), **large)
+    yield Case(((0, 21), (3, 9)), images=((2, 11), (11, 19), (4, 8)), **sizes)
 
 
 def latents() -> Iterator[Case]:
