@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 from mlxserve.core.config import MAX_PAGES, MIN_PAGES
 from mlxserve.core.sampling_params import SamplingParams, check_whole
-from mlxserve.images.picture import Placed
+from mlxserve.images.picture import Block, Placed, blocks_of
 
 # Begins the name of a client that is known by its connection only.
 ANONYMOUS = "@"
@@ -66,6 +66,8 @@ class CacheMiss(StrEnum):
         "other_salt"  # this client computed it under another cache_salt, or with another adapter
     )
     BELOW_ONE_PAGE = "below_one_page"  # the rest does not fill a page, or is the last token
+    # The same, but they end inside an image, all rows of which one step computes.
+    INSIDE_IMAGE = "inside_image"
     LOST = "lost"  # it was on disk, but could not be read
     NO_SNAPSHOT = "no_snapshot"  # its pages are cached, but no recurrent state after them
     WINDOW_EVICTED = "window_evicted"  # the same, but not the window of the layers that have one
@@ -192,8 +194,12 @@ class Request:
     page_hashes: Sequence[bytes] = ()  # hashes of its first pages, if the caller knows them
     pictures: Placed = ()  # pictures with rows in the prompt, in order
     adapter: int | None = None  # its number among the model's; its pages have a salt of their own
+    # Ranges of positions that one chunk computes: images whose rows attend to one another in both directions.
+    blocks: tuple[Block, ...] = field(init=False, default=())
 
     def __post_init__(self) -> None:
+        if self.pictures:
+            object.__setattr__(self, "blocks", blocks_of(self.pictures))
         if not isinstance(self.token_ids, array):
             object.__setattr__(self, "token_ids", as_token_ids(self.token_ids))
 

@@ -35,6 +35,7 @@ from tests.model.small_vision import (
     VISION_MODELS,
     answer_of_mlx_vlm,
     below_best,
+    bidirectional_layers,
     image,
     read_whole,
     write_vision_model,
@@ -48,6 +49,7 @@ _MARKS: dict[str, Any] = {
     "qwen3_5": pytest.mark.slow,
 }
 ONE_BY_ONE = {"glm4v"}  # mlx-vlm's tower is not right for four images
+WITHOUT_LAYERS = {"gemma4_unified"}
 NUM_TOKENS = 24
 PARAMS = SamplingParams(max_tokens=NUM_TOKENS, temperature=0, ignore_eos=True)
 A, B, WIDE = image(1), image(2), image(3, 60, 200)
@@ -209,7 +211,8 @@ def test_images_in_chunks_preempted_and_beside_drafts(
         max_model_len=num_pages * SIZES["page_size"],
         max_num_seqs=5,
         num_state_slots=32,
-        max_num_batched_tokens=14,
+        # Rows of an image that attend to one another are computed in one step.
+        max_num_batched_tokens=22 if bidirectional_layers(model.config) else 14,
         page_aligned_scheduling=False,
         speculative_tokens=3,
     )
@@ -263,6 +266,8 @@ def _vision(model: Model) -> Vision:
 
 
 def test_a_tower_is_computed_in_pieces_of_its_layers(model: Model) -> None:
+    if model.config["model_type"] in WITHOUT_LAYERS:
+        pytest.skip("it embeds patches, without layers")
     vision = _vision(model)
     seeing = ImageEncoding(vision, [picture := vision.reader.read(A)])
     assert [seeing.advance(1), seeing.advance(1), vision.stats().num_kept] == [None, None, 0]
@@ -363,7 +368,7 @@ def test_features_that_were_given_up_are_computed_again(
     model: Model, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("mlxserve.model.vision_check.MAX_FEATURES", 1)
-    llm = serve(max_num_batched_tokens=64)
+    llm = serve(max_num_batched_tokens=64, max_num_seqs=8)
     agree(model, llm, list(QUESTIONS.values()))
     stats = llm.stats().vision
     assert stats.num_computed > 3
@@ -447,13 +452,30 @@ def test_an_image_that_cannot_be_read_is_refused(shared: LLM) -> None:
 
 
 @pytest.mark.slow
-def test_attention_in_both_directions_is_refused_and_text_is_served(tmp_path: Path) -> None:
-    folder = write_vision_model(tmp_path, "gemma4")
-    config = json.loads((folder / "config.json").read_text())
-    config["text_config"]["use_bidirectional_attention"] = "vision"  # as the larger ones have it
-    (folder / "config.json").write_text(json.dumps(config))
-    with LLM(str(folder), disable_log_stats=True, num_pages=32, page_size=16) as llm:
-        with pytest.raises(InvalidParameter, match="attend to one another in both directions"):
+@pytest.mark.parametrize("kind", ["gemma3", "gemma4_31b"])
+def test_rows_of_an_image_see_all_of_it_where_windows_have_pages_of_their_own(
+    kind: str, tmp_path: Path
+) -> None:
+    """The images are larger than the window."""
+    model = Model(write_vision_model(tmp_path, kind))
+    sizes = {**SIZES, "num_pages": 12, "num_window_pages": 7, "max_model_len": 192}
+    options = {"max_num_batched_tokens": 24, "max_num_seqs": 5}
+    questions = [*QUESTIONS.values(), *reversed(QUESTIONS.values())]
+    with LLM(str(model.folder), **{**sizes, **options}) as llm:
+        with begun_together(len(questions)):
+            agree(model, llm, questions)
+        agree(model, llm, [QUESTIONS["two images"]])
+
+
+@pytest.mark.slow
+def test_an_image_that_no_step_has_room_for_is_refused(tmp_path: Path) -> None:
+    """Its rows attend to one another, so that one step computes them."""
+    folder = str(write_vision_model(tmp_path, "gemma3"))
+    sizes = {"max_num_batched_tokens": 20, "max_num_seqs": 6}
+    with LLM(folder, disable_log_stats=True, num_pages=32, page_size=16, **sizes) as llm:
+        with pytest.raises(
+            InvalidParameter, match=r"an image has 16 rows, .* a step has room for 15"
+        ):
             ask(llm, [("What?", A)])
         [output] = llm.chat([{"role": "user", "content": "What?"}], PARAMS, use_tqdm=False)
         assert len(output.token_ids) == NUM_TOKENS

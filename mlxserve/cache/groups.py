@@ -31,10 +31,14 @@ _MAX_PAGES = 1 << 24
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A window of `size` positions that a row sees, including its own, in pages of `page_size` tokens."""
+    """A window of `size` positions that a row sees, including its own, in pages of `page_size` tokens.
+
+    longest_block: rows of an image that one step computes together; 0 if images may be divided
+    """
 
     size: int
     page_size: int
+    longest_block: int = 0
 
     def first_before(self, num_pages: int) -> int:
         """Return the first page that a sequence needs to continue after its first `num_pages` pages."""
@@ -51,9 +55,9 @@ class Window:
         """Number of pages that suffice for a request of any length.
 
         They are the pages it sees, one that it writes, and the next one, which it may get before the
-        first is released.
+        first is released. A block needs its own pages as well.
         """
-        return self.num_seen + 2
+        return self.num_seen + 2 + -(-self.longest_block // self.page_size)
 
     def num_windows(self, num_pages: int) -> float:
         """Return how many requests longer than the window can run together in `num_pages` pages."""

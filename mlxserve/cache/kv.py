@@ -365,16 +365,19 @@ class KVPool:
         keys, values = self._keys[layer], self._values[layer]
         backend = self.backends[layer]
         decode, prefill = backend.paged_decode, backend.paged_prefill
+        chunks = step.chunks
+        if step.windowed is not None and attention.window is not None:
+            chunks = step.windowed
         if step.decodes is None:
-            assert step.chunks is not None, "a step has rows"
-            return prefill(queries, keys, values, step.chunks, attention, sinks)
-        if step.chunks is None:
+            assert chunks is not None, "a step has rows"
+            return prefill(queries, keys, values, chunks, attention, sinks)
+        if chunks is None:
             return decode(queries, keys, values, step.decodes, attention, sinks)
         first, rest = queries[: step.num_decodes], queries[step.num_decodes :]
         return mx.concatenate(
             [
                 decode(first, keys, values, step.decodes, attention, sinks),
-                prefill(rest, keys, values, step.chunks, attention, sinks),
+                prefill(rest, keys, values, chunks, attention, sinks),
             ]
         )
 

@@ -29,6 +29,8 @@ class StepLayout:
     # (1,) int32: of a step that is one chunk and is called as (1, T), the position of its first row.
     offset: mx.array | None = None
     windows: StepLayout | None = None  # the same rows in the pool of layers with a window
+    # The chunks as layers with a window see them, where rows of an image see more there; else None.
+    windowed: SequenceTables | None = None
     adapters: tuple[mx.array, mx.array] | None = None  # `RowAdapters` of the rows, if any has one
     # Cosines and sines of the rows by their rope, made by the first layer that needs them.
     turns: dict[object, mx.array] = field(default_factory=dict)

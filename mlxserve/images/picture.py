@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import blake2b, shake_128
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from mlxserve.images.image import Image
@@ -32,6 +33,7 @@ MIN_ROWS = 4
 
 Grid: TypeAlias = tuple[int, int, int]
 Mark: TypeAlias = tuple[int, int, bytes]  # first position, the one after the last, key
+Block: TypeAlias = tuple[int, int]  # first position, the one after the last
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +46,7 @@ class Picture:
     grid    rows in time, height and width, if rows have a position of each; None if they have
             one, as text has
     owner   id of the API key that sent the image
+    is_bidirectional  True if its rows attend to one another in both directions, so that one step computes them all
     """
 
     key: bytes
@@ -51,6 +54,7 @@ class Picture:
     inputs: Mapping[str, npt.NDArray[Any]] = field(repr=False)
     grid: Grid | None = None
     owner: str = ""
+    is_bidirectional: bool = False
 
     @classmethod
     def from_prompt(
@@ -60,16 +64,30 @@ class Picture:
         inputs: Mapping[str, npt.NDArray[Any]],
         grid: Grid | None,
         owner: str = "",
+        *,
+        is_bidirectional: bool = False,
     ) -> Picture:
         """Build a picture.
 
         token_ids: the picture in a prompt, with `image_token` at each row of the encoder
         """
-        key = _key(token_ids, inputs, owner)
+        key = _key(token_ids, inputs, owner, is_bidirectional=is_bidirectional)
         num_rows = sum(token == image_token for token in token_ids)
         own = iter(_row_ids(key, num_rows))
         ids = array("i", [next(own) if token == image_token else token for token in token_ids])
-        return cls(key, ids, inputs, grid, owner)
+        return cls(key, ids, inputs, grid, owner, is_bidirectional)
+
+    @cached_property
+    def blocks(self) -> tuple[Block, ...]:
+        """Runs of rows among its ids that see one another in both directions."""
+        if not self.is_bidirectional:
+            return ()
+        edges = [0, *(at for at in range(1, len(self.ids)) if self._turns(at)), len(self.ids)]
+        return tuple(run for run in pairwise(edges) if self.ids[run[0]] < 0)
+
+    def _turns(self, at: int) -> bool:
+        """True if rows begin or end at this index."""
+        return (self.ids[at] < 0) != (self.ids[at - 1] < 0)
 
     @cached_property
     def num_rows(self) -> int:
@@ -99,13 +117,22 @@ class Picture:
         return 0 if self.grid is None else max(self.grid) - len(self.ids)
 
 
-def _key(token_ids: Sequence[int], inputs: Mapping[str, npt.NDArray[Any]], owner: str) -> bytes:
+def _key(
+    token_ids: Sequence[int],
+    inputs: Mapping[str, npt.NDArray[Any]],
+    owner: str,
+    *,
+    is_bidirectional: bool,
+) -> bytes:
     import numpy as np
 
     hashed = blake2b(array("i", token_ids).tobytes(), digest_size=KEY_SIZE)
     # Without an owner the key is that of earlier versions, under which pages are on disk.
     if owner:
         hashed.update(f"\0\0{owner}\0".encode())
+    # Earlier versions computed such images in one direction, and pages of theirs are on disk.
+    if is_bidirectional:
+        hashed.update(b"\0\0bidirectional")
     for name, value in sorted(inputs.items()):
         hashed.update(f"\0{name}\0{value.shape}\0{value.dtype}\0".encode())
         hashed.update(np.ascontiguousarray(value).tobytes())
@@ -152,6 +179,25 @@ def pictures_of(prompt: Sequence[int]) -> Placed:
 def marks_of(pictures: Placed) -> tuple[Mark, ...]:
     """Marks that tell apart the hashes of pages with these pictures."""
     return tuple((placed.start, placed.end, placed.picture.key) for placed in pictures)
+
+
+def blocks_of(pictures: Placed) -> tuple[Block, ...]:
+    """Return the ranges of positions that are computed in one step, in order."""
+    return tuple(
+        (placed.start + first, placed.start + end)
+        for placed in pictures
+        for first, end in placed.picture.blocks
+    )
+
+
+def begin_of_block(blocks: Sequence[Block], position: int) -> int:
+    """Return where the block begins that an end at `position` would divide; else `position`."""
+    return next((first for first, end in blocks if first < position < end), position)
+
+
+def end_of_block(blocks: Sequence[Block], position: int) -> int:
+    """Return the end of the block that has this position; else the next position."""
+    return next((end for first, end in blocks if first <= position < end), position + 1)
 
 
 def num_distinct(pictures: Placed, start: int, length: int) -> int:

@@ -8,7 +8,7 @@ that step's pending array without reading it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import numpy as np
@@ -36,6 +36,7 @@ class Batch:
     plan         all chunks of the step, in the order of their rows
     windows      the same rows in the pages of sliding-window layers, if those have a pool of their own
     pictures     images of the step's requests; None if no request has any
+    ahead        `chunks` for layers in which rows of images see all of an image; None if no chunk has such rows
     """
 
     tokens: IntArray
@@ -51,10 +52,16 @@ class Batch:
     plan: tuple[Chunk, ...]
     windows: Batch | None
     pictures: PictureRows | None
+    ahead: SequenceTables | None
 
     @classmethod
-    def from_chunks(cls, chunks: Sequence[Chunk], page_size: int) -> Batch:
-        """Build the batch of a step's chunks. Chunks of length 1 that sample must come first."""
+    def from_chunks(
+        cls, chunks: Sequence[Chunk], page_size: int, *, is_of_drafter: bool = False
+    ) -> Batch:
+        """Build the batch of a step's chunks. Chunks of length 1 that sample must come first.
+
+        is_of_drafter: rows of images only look back, and chunks may end inside one
+        """
         has_windows = chunks[0].window_table is not None
         ends = list(accumulate(chunk.length for chunk in chunks))
         starts = [end - chunk.length for end, chunk in zip(ends, chunks, strict=True)]
@@ -63,9 +70,10 @@ class Batch:
         positions = np.empty(num_rows, np.int32)
         slots = np.empty(num_rows, np.int32)
         tables = [np.frombuffer(chunk.page_table, np.int32) for chunk in chunks]
-        has_pictures = False
+        has_pictures = has_blocks = False
         for chunk, table, start, end in zip(chunks, tables, starts, ends, strict=True):
-            has_pictures = has_pictures or bool(chunk.request.asked.pictures)
+            has_pictures |= chunk.request.asked.pictures != ()
+            has_blocks |= chunk.request.asked.blocks != ()
             # Numbers, because numpy's calls would take ten times as long.
             if chunk.length == 1:
                 page, offset = divmod(chunk.start, page_size)
@@ -117,6 +125,9 @@ class Batch:
             plan=tuple(chunks),
             windows=cls.from_chunks(_in_windows(chunks), page_size) if has_windows else None,
             pictures=PictureRows.from_chunks(chunks, tokens) if has_pictures else None,
+            ahead=_ahead(parts[num_decodes:], part_tables[num_decodes:], page_size)
+            if has_blocks and not is_of_drafter
+            else None,
         )
 
 
@@ -146,6 +157,23 @@ def _parts(chunks: Sequence[Chunk]) -> Sequence[Chunk]:
         else:
             parts.append(chunk)
     return parts
+
+
+def _ahead(
+    chunks: Sequence[Chunk], tables: Sequence[IntArray], page_size: int
+) -> SequenceTables | None:
+    """Return the chunks' tables with the ends of images whose rows see all of them; None without any."""
+    ends = [np.arange(chunk.start, chunk.end, dtype=np.int32) + 1 for chunk in chunks]
+    is_ahead = False
+    for chunk, own in zip(chunks, ends, strict=True):
+        for first, end in chunk.request.asked.blocks:
+            if chunk.start < end and first < chunk.end:
+                assert end <= chunk.end, f"a chunk of {chunk.request.id} ends inside an image"
+                own[max(0, first - chunk.start) : end - chunk.start] = end
+                is_ahead = True
+    if not is_ahead:
+        return None
+    return replace(_tables(chunks, tables, page_size), ends=np.concatenate(ends))
 
 
 def tables_alone(chunk: Chunk, start: int, end: int, page_size: int) -> SequenceTables:

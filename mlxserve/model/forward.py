@@ -31,6 +31,7 @@ from mlxserve.cache.window_kv import StepPools, WindowKV
 from mlxserve.core.step_rows import rows_under_way
 from mlxserve.model.adapted_layers import RowAdapters
 from mlxserve.model.batch import Batch, tables_alone
+from mlxserve.model.bidirectional import Bidirectional
 from mlxserve.model.caches import ElsewhereLeaf
 from mlxserve.model.command_buffers import Commits
 from mlxserve.model.fused_qkv import num_fused
@@ -92,6 +93,7 @@ class Rows:
         self._commits = _commits()
         self._shapes = _attention_shapes(loaded.layers)
         self._is_told_positions = loaded.vision is not None and loaded.vision.is_told_positions
+        self._bidirectional = loaded.vision.bidirectional if loaded.vision is not None else None
         # A partial of a function: a bound method would be a ring, which keeps the pool alive.
         # Steps of several ranks are not recorded: a graph that is built again must not change the
         # order of its collectives, which nobody has tried.
@@ -129,6 +131,8 @@ class Rows:
         )
         if (windows := batch.windows) is not None:
             layout = layout.with_windows(windows.slots, windows.decodes, windows.chunks)
+        if batch.ahead is not None:
+            layout = self._with_images(layout, batch)
         if self._adapters is not None:
             layout = replace(layout, adapters=self._adapters.of_chunks(batch.plan))
         if rows is not None and len(rows) == len(batch.tokens):
@@ -143,6 +147,16 @@ class Rows:
         if self._states.is_used:
             self._states.commit(groups)
         return logits
+
+    def _with_images(self, layout: StepLayout, batch: Batch) -> StepLayout:
+        """Return the layout of a step in which rows of images see positions after their own."""
+        windows = layout.windows
+        if windows is not None:
+            assert batch.windows is not None, "the layout has its rows"
+            windows = replace(windows, chunks=batch.windows.ahead)
+        if self._bidirectional is Bidirectional.ALL_LAYERS:
+            return replace(layout, chunks=batch.ahead, windows=windows)
+        return replace(layout, windowed=batch.ahead, windows=windows)
 
     def _after_layer(self, commits: Commits, batch: Batch) -> Callable[[mx.array], None] | None:
         num_decodes = batch.num_decodes

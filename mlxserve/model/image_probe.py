@@ -22,8 +22,9 @@ from metal_kernels.reading import read
 from mlxserve.cache.kv import Backends, KVPool
 from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.images.image import Image
-from mlxserve.images.picture import Picture, PlacedPicture
+from mlxserve.images.picture import Picture, PlacedPicture, blocks_of
 from mlxserve.model.batch import Batch
+from mlxserve.model.bidirectional import Bidirectional, MaskedCache
 from mlxserve.model.image_encoder import arguments
 from mlxserve.model.load import LoadedModel
 from mlxserve.model.probe import MAX_ROWS, TOLERANCES, relative
@@ -63,6 +64,10 @@ class Sample:
         return cls(before, picture, after)
 
     @property
+    def placed(self) -> PlacedPicture:
+        return PlacedPicture(len(self.before), self.picture)
+
+    @property
     def ids(self) -> list[int]:
         return [*self.before, *self.picture.ids, *self.after]
 
@@ -72,8 +77,16 @@ def probe_image() -> Image:
     return Image.from_pixels(pixels.astype(np.uint8))
 
 
-def dense_logits(whole: nn.Module, sample: Sample, image_token: int) -> np.ndarray:
-    """Return (rows, vocabulary), as mlx-vlm's `generate_step` computes a prompt at once."""
+def dense_logits(
+    whole: nn.Module,
+    sample: Sample,
+    image_token: int,
+    bidirectional: Bidirectional | None = None,
+) -> np.ndarray:
+    """Return (rows, vocabulary), as mlx-vlm's `generate_step` computes a prompt at once.
+
+    Where rows of an image attend in both directions, the masks are transformers', which mlx-vlm's are not.
+    """
     ids = mx.array([[image_token if token < 0 else token for token in sample.ids]])
     merged = whole.get_input_embeddings(
         ids, mask=mx.ones_like(ids), **arguments(sample.picture.inputs)
@@ -84,16 +97,22 @@ def dense_logits(whole: nn.Module, sample: Sample, image_token: int) -> np.ndarr
         if name != "inputs_embeds" and value is not None
     }
     cache = make_prompt_cache(whole.language_model)
-    # Some models attend in both directions within an image.
-    kinds = (ids == image_token).astype(mx.int32)
+    if bidirectional is not None:
+        cache = [MaskedCache(bidirectional, blocks_of((sample.placed,))) for _ in cache]
+    else:
+        # By these mlx-vlm knows which rows attend in both directions, for models that this project does not know.
+        others["mm_token_type_ids"] = (ids == image_token).astype(mx.int32)
     logits = whole.language_model(
-        ids, inputs_embeds=merged.inputs_embeds, cache=cache, mm_token_type_ids=kinds, **others
+        ids, inputs_embeds=merged.inputs_embeds, cache=cache, **others
     ).logits
     return read(logits[0].astype(mx.float32))
 
 
 def paged_logits(loaded: LoadedModel, backends: Backends, sample: Sample) -> np.ndarray:
-    """Return the same rows, in chunks that end inside the image, and the last token alone."""
+    """Return the same rows in chunks, and the last token alone.
+
+    The chunks end inside the image, or a little before and after it if it may not be divided.
+    """
     ids, start = sample.ids, len(sample.before)
     num_pages = -(-len(ids) // _PAGE_SIZE)
     runner = ModelRunner(loaded, KVPool(loaded.layers, num_pages, _PAGE_SIZE, backends))
@@ -101,11 +120,14 @@ def paged_logits(loaded: LoadedModel, backends: Backends, sample: Sample) -> np.
         "image",
         ids,
         SamplingParams(temperature=0),
-        pictures=(PlacedPicture(start, sample.picture),),
+        pictures=(sample.placed,),
     )
     request, table = LiveRequest(whole_request), as_page_table(range(num_pages))
     third = len(sample.picture.ids) // 3
-    cuts = [0, start + third, start + 2 * third, len(ids) - 1, len(ids)]
+    inside = [start + third, start + 2 * third]
+    if whole_request.blocks:
+        inside = [start - 3, sample.placed.end + 3]
+    cuts = [0, *inside, len(ids) - 1, len(ids)]
     rows = []
     for first, end in pairwise(cuts):
         chunk = Chunk(request, first, end - first, table, samples=end == len(ids))

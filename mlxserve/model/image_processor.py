@@ -37,11 +37,18 @@ _ERRORS = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, 
 class ImageProcessor:
     """A `PictureReader`."""
 
-    def __init__(self, processor: Any, image_token: int, *, has_grid: bool) -> None:
-        """has_grid: whether rows have positions in time, height and width."""
+    def __init__(
+        self, processor: Any, image_token: int, *, has_grid: bool, is_bidirectional: bool = False
+    ) -> None:
+        """Take the processor of a model.
+
+        has_grid: whether rows have positions in time, height and width
+        is_bidirectional: as in Picture
+        """
         self._processor = processor
         self._image_token = image_token
         self._has_grid = has_grid
+        self._is_bidirectional = is_bidirectional
         # Bound of an image's pixels; larger ones are made smaller.
         self.max_pixels: int | None = None
         self._settings: dict[str, Any] = dict(_NO_SPECIAL_TOKENS)
@@ -122,7 +129,14 @@ class ImageProcessor:
         inputs = _inputs_of(made)
         token_ids = self._token_ids(made)
         grid = self._grid(inputs, token_ids.count(self._image_token)) if self._has_grid else None
-        return Picture.from_prompt(token_ids, self._image_token, inputs, grid, image.owner)
+        return Picture.from_prompt(
+            token_ids,
+            self._image_token,
+            inputs,
+            grid,
+            image.owner,
+            is_bidirectional=self._is_bidirectional,
+        )
 
     def inputs_of(self, images: Sequence[Image]) -> dict[str, Any]:
         """Return the encoder's arguments for several images at once.

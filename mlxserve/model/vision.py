@@ -24,6 +24,7 @@ from metal_kernels.reading import DeviceError
 from mlxserve.core.errors import InvalidRequest, in_one_line
 from mlxserve.core.stats import VisionStats
 from mlxserve.images.picture import Picture, PictureReader
+from mlxserve.model.bidirectional import Bidirectional
 from mlxserve.model.dense_text import TextWork
 from mlxserve.model.image_encoder import Tower, compute
 from mlxserve.model.picture_batch import has_shape_of
@@ -110,12 +111,18 @@ class Vision:
         *,
         max_bytes: int = MAX_FEATURES,
         step_nbytes: int = 0,
+        bidirectional: Bidirectional | None = None,
+        longest_block: int = 0,
     ) -> None:
         """max_bytes: bound of the cached features.
 
         step_nbytes: bytes that the encoder needs for any image, besides its weights
+        bidirectional: layers in which rows of an image attend in both directions
+        longest_block: rows of an image that one step computes; 0 if an image may be divided
         """
         self.reader = reader
+        self.bidirectional = bidirectional
+        self.longest_block = longest_block
         self.tower = tower
         self._shown = shown
         self._max_bytes = max_bytes

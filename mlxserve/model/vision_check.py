@@ -15,11 +15,15 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 from mlx.utils import tree_flatten
 
 from metal_kernels.reading import read
 from mlxserve.cache.kv import Backends
-from mlxserve.hub.files import ModelFiles, text_config
+from mlxserve.hub.files import ModelFiles
+from mlxserve.images.image import Image
+from mlxserve.images.picture import Picture
+from mlxserve.model.bidirectional import Bidirectional
 from mlxserve.model.definitions import ModelArguments, is_installed, module_of
 from mlxserve.model.image_encoder import Tower, in_float32, load_whole
 from mlxserve.model.image_encoder_batches import probed_axes
@@ -44,6 +48,9 @@ _TEXT = "language_model."
 _HEAD = ".head."  # `SelectedRowsHead`
 _INSTALL = "install mlxserve[vision] (mlx-vlm and Pillow), and restart"
 _FEATURES_SHARE = 32  # one part of the memory is for cached features
+# Height and width of images whose rows are counted: a processor has a bound, to which some shapes come nearer.
+_SIDES = ((1024, 1024), (720, 1280), (1280, 720))
+_MARGIN = 8  # one part in so many is added for other shapes
 
 
 class NoVision(Exception):
@@ -88,9 +95,10 @@ def _vision_of(
     files: ModelFiles, loaded: LoadedModel, backends: Backends, is_metal: bool, memory_limit: int
 ) -> Vision:
     config = loaded.config
-    if text_config(config).get("use_bidirectional_attention") == "vision":
+    bidirectional = Bidirectional.from_config(config)
+    if bidirectional is not None and loaded.by_sequence:
         raise ValueError(
-            "its rows of an image attend to one another in both directions, which pages have no mask for"
+            "its rows of an image attend in both directions, and its layers make masks of their own"
         )
     module = module_of(config)
     if module is None:
@@ -104,16 +112,23 @@ def _vision_of(
             whole = in_float32(whole)
     axes = _axes_of(whole.language_model)
     with _step("its processor cannot be used"):
-        reader = ImageProcessor(processor, image_token, has_grid=axes is not None)
+        reader = ImageProcessor(
+            processor,
+            image_token,
+            has_grid=axes is not None,
+            is_bidirectional=bidirectional is not None,
+        )
         reader.check_neighbours(image := probe_image())
         picture = reader.make(image)
+        if bidirectional is not None:
+            _check_separated(picture)
     shown = ShownPictures()
     with _step("the probe of an image fails"):
         sample = Sample.around(picture, loaded.vocab_size, image_token, whole.config)
-        dense = dense_logits(whole, sample, image_token)
+        dense = dense_logits(whole, sample, image_token, bidirectional)
         max_work = METAL_WORK if is_metal else CPU_WORK
         tower = Tower(whole, image_token, _hidden_size(loaded), loaded.dtype, max_work)
-        vision = Vision(tower, shown, reader)
+        vision = Vision(tower, shown, reader, bidirectional=bidirectional)
         teach(loaded.model, shown, num_deep=len(vision.see(picture).deep), axes=axes)
         seeing = loaded.in_own_dtype().that_sees(vision)
         refuse_others(dense, paged_logits(seeing, backends, sample), sample, loaded.dtype)
@@ -126,6 +141,8 @@ def _vision_of(
         reader,
         max_bytes=min(MAX_FEATURES, memory_limit // _FEATURES_SHARE),
         step_nbytes=step_nbytes,
+        bidirectional=bidirectional,
+        longest_block=0 if bidirectional is None else _longest_block(reader),
     )
 
 
@@ -136,6 +153,22 @@ def _step(failure: str) -> Iterator[None]:
         yield
     except Exception as error:
         raise ValueError(f"{failure}: {reason_of(error)}") from error
+
+
+def _check_separated(picture: Picture) -> None:
+    """Raises ValueError if the rows of two images beside each other would see one another."""
+    if picture.ids[0] < 0 and picture.ids[-1] < 0:
+        raise ValueError(
+            "no token separates images beside each other, and their rows attend in both directions"
+        )
+
+
+def _longest_block(reader: ImageProcessor) -> int:
+    """Return the most rows of an image that one step computes."""
+    images = (Image.from_pixels(np.zeros((*sides, 3), np.uint8)) for sides in _SIDES)
+    blocks = [block for image in images for block in reader.make(image).blocks]
+    longest = max(end - first for first, end in blocks)
+    return longest + longest // _MARGIN
 
 
 def _text_arrays(model: nn.Module) -> dict[str, mx.array]:

@@ -142,7 +142,9 @@ def window_group(config: EngineConfig, loaded: LoadedModel) -> WindowGroup | Non
     # What ranks can have depends on each one's layers: they divide it once.
     is_asked = config.num_pages is not None or config.num_window_pages is not None
     is_shared = not is_asked and loaded.group is None and all(sizes.values())
-    return WindowGroup(Window(size, config.page_size), sizes[True], sizes[False], is_shared)
+    longest_block = 0 if loaded.vision is None else loaded.vision.longest_block
+    window = Window(size, config.page_size, longest_block)
+    return WindowGroup(window, sizes[True], sizes[False], is_shared)
 
 
 def _window_of(loaded: LoadedModel) -> int | None:

@@ -305,8 +305,10 @@ class Admission:
 
     def _first_share(self, request: LiveRequest, start: int, step: Step, supply: Supply) -> Limit:
         end, budget, page_size = len(request.token_ids), step.budget_at(start), self._pool.page_size
+        most = step.left
         # The other kinds need not have units for the whole prompt.
         for kind, number in supply.num_reserved.items():
             num_pages = kind.room.num_growable_from(request, start // page_size, number)
             budget = min(budget, num_pages * page_size)
-        return limit(start, end, end, budget, step.ctx)
+            most = min(most, num_pages * page_size)
+        return limit(start, end, end, budget, step.ctx, request.asked.blocks, most)

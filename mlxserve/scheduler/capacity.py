@@ -6,11 +6,19 @@ capacity  tokens that it could have now, if it were alone with the pages of name
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
+from mlxserve.cache.kinds.kind import EndKind
 from mlxserve.cache.pages import PagePool
-from mlxserve.core.errors import PagesPromised, PrefixQuotaExceeded, PromptTooLong
+from mlxserve.core.config import SchedulerConfig
+from mlxserve.core.errors import (
+    InvalidParameter,
+    PagesPromised,
+    PrefixQuotaExceeded,
+    PromptTooLong,
+)
 from mlxserve.request import LiveRequest, Request, check_num_pages
+from mlxserve.scheduler.limit import longest_block
 from mlxserve.scheduler.pins import Pins
 from mlxserve.scheduler.prefix_cache import PrefixCache
 
@@ -155,3 +163,22 @@ class Capacity:
                     f"request that has {len(request.token_ids)} and was promised {reserved}: its answer "
                     "would be cut. Keep more pages, abort it, or try again when it has ended."
                 )
+
+
+def refuse_large_images(asked: Request, config: SchedulerConfig, ends: Sequence[EndKind]) -> None:
+    """Raises InvalidParameter for an image that may not be divided and that a step may have no room for."""
+    longest = max(end - first for first, end in asked.blocks)
+    rows = f"an image has {longest} rows, which attend to one another and are computed in one step"
+    most = longest_block(config)
+    if longest > most:
+        raise InvalidParameter(
+            "messages",
+            f"{rows}; a step has room for {most} beside other answers. Raise max_num_batched_tokens or "
+            "lower max_num_seqs",
+        )
+    most = min((end.room.max_block() for end in ends), default=longest)
+    if longest > most:
+        raise InvalidParameter(
+            "messages",
+            f"{rows}; pages are reserved for {most}. Make the image smaller, or its sides more alike",
+        )

@@ -12,7 +12,7 @@ for one that holds none (vllm#44560).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, islice
@@ -126,19 +126,29 @@ class DiskPages:
         plan, self._plan = self._plan, DiskPlan()
         return plan
 
-    def reach(self, hashes: Sequence[bytes], first: int, num_known: int, end: int) -> int:
+    def reach(
+        self,
+        hashes: Sequence[bytes],
+        first: int,
+        num_known: int,
+        end: int,
+        num_whole: Callable[[int], int] | None = None,
+    ) -> int:
         """Return after how many of the first `end` pages a request can continue if it reads from disk.
 
         That is `first` if there is nothing to read, or computing is faster.
 
         first: pages that it can continue after without reading
         num_known: pages in memory
+        num_whole: tells how many of so many pages divide no image that one chunk computes; None: all of them
         """
         if self._disk is None:
             return first
         reach = num_known + self._disk.num_leading(hashes[num_known:end])
         if self._ends and reach > first:
             reach = num_usable(self._ends, hashes, reach, self._is_available)
+        if num_whole is not None and (whole := num_whole(reach)) < reach:
+            return self.reach(hashes, first, min(num_known, whole), whole, num_whole)
         if reach <= first:
             return first
         num_units = {end.name: end.num_to_read(hashes, reach) for end in self._ends}
@@ -229,10 +239,13 @@ class DiskPages:
         return max(0, request.disk_end * page_size - request.num_computed)
 
     def skip_lost(self, request: LiveRequest) -> None:
-        """Skip a lost page, the one after the computed ones: read those after it once it is computed."""
+        """Skip a lost page, the one after the computed ones: read those after it once it is computed.
+
+        With images that one chunk computes nothing more is read: the chunk might end inside one.
+        """
         resume = request.num_computed // self._pool.page_size + 1
         num_pages = 0
-        if not self._ends:
+        if not self._ends and not request.asked.blocks:
             reach = self.reach(request.page_hashes, resume, resume, request.disk_end)
             num_pages = reach - resume
         request.disk_resume = resume if num_pages else 0

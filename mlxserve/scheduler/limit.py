@@ -6,16 +6,23 @@ vllm-project/vllm#19878):
     0 <= num_tokens <= charge <= budget        num_tokens == 0 exactly when there is a reason
     start + num_tokens <= max_model_len        more budget never means fewer tokens
     aligned: a prefill chunk ends on a page boundary or at the last known token
+
+An image whose rows attend to one another in both directions is a block, which no chunk divides:
+
+    a chunk ends before a block or after it, whether a page ends there or not
+    one that begins with a block may take more than its budget, up to `most`
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import NamedTuple
 
 from mlxserve.core.config import BudgetMode, SchedulerConfig
+from mlxserve.images.picture import Block
 
 logger = logging.getLogger("mlxserve.scheduler")
 
@@ -27,6 +34,7 @@ class LimitReason(Enum):
     ALIGNMENT = auto()  # the rest of the budget ends before the next page boundary
     WHOLE_PROMPT = auto()  # the prompt may not be split and does not fit
     CONTEXT = auto()  # the context is full
+    IMAGE = auto()  # the step has less left than an image that may not be divided
 
 
 class Limit(NamedTuple):
@@ -81,12 +89,21 @@ class LimitContext(NamedTuple):
     num_eligible: int = 1
 
 
-def limit(start: int, known_end: int, prefill_end: int, budget: int, ctx: LimitContext) -> Limit:
+def limit(
+    start: int,
+    known_end: int,
+    prefill_end: int,
+    budget: int,
+    ctx: LimitContext,
+    blocks: Sequence[Block] = (),
+    most: int = 0,
+) -> Limit:
     """Trim the chunk start .. known_end to this step.
 
     Positions before `prefill_end` (the prompt, or after a preemption all that was known) are
     prefill, later ones decodes: the length does not tell, as a prompt can end in a single token.
-    `budget` is what is left of the step for this request, memory included.
+    `budget` is what is left of the step for this request, memory included; `most` is what an image of
+    `blocks` may take of the step.
     """
     rules = ctx.rules
     known_end = min(known_end, ctx.max_model_len)
@@ -103,12 +120,37 @@ def limit(start: int, known_end: int, prefill_end: int, budget: int, ctx: LimitC
             return Limit(0, 0, LimitReason.WHOLE_PROMPT)
         return Limit(num_tokens, _charge(start, num_tokens, budget, rules))
     num_tokens = min(num_tokens, budget, _prefill_cap(ctx))
-    end = start + num_tokens
+    end = cut = start + num_tokens
     if rules.is_aligned and end < known_end:
-        num_tokens = end // rules.page_size * rules.page_size - start
-        if num_tokens <= 0:
-            return Limit(0, 0, LimitReason.ALIGNMENT)
-    return Limit(num_tokens, _charge(start, num_tokens, budget, rules))
+        cut = end // rules.page_size * rules.page_size
+    if blocks:
+        cut = _beside_blocks(start, end, cut, blocks)
+        if cut > end and cut - start > most:
+            return Limit(0, 0, LimitReason.IMAGE)
+    num_tokens = cut - start
+    if num_tokens <= 0:
+        return Limit(0, 0, LimitReason.ALIGNMENT)
+    return Limit(num_tokens, max(num_tokens, _charge(start, num_tokens, budget, rules)))
+
+
+def _beside_blocks(start: int, end: int, cut: int, blocks: Sequence[Block]) -> int:
+    """Return where a chunk ends that would end at `cut`, and may go on to `end`, so that it divides no block."""
+    for first, last in blocks:
+        if first >= end:
+            break
+        if last <= start:
+            continue
+        if last > end:
+            return first if first > start else last
+        cut = max(cut, last)
+    return cut
+
+
+def longest_block(config: SchedulerConfig) -> int:
+    """Return the most rows of a block that fit into every step, however many requests decode in it."""
+    if not config.enable_chunked_prefill:
+        return config.step_budget
+    return config.step_budget - config.max_num_seqs + 1
 
 
 def _prefill_cap(ctx: LimitContext) -> int:

@@ -25,7 +25,7 @@ from itertools import takewhile
 from typing import NamedTuple
 
 from mlxserve.cache.kinds.full_pages import FullPages
-from mlxserve.cache.kinds.kind import EndKind, Start, UnitKind, num_usable
+from mlxserve.cache.kinds.kind import EndKind, Start, UnitKind
 from mlxserve.cache.pages import PagePool
 from mlxserve.core.config import PageTail, SchedulerConfig
 from mlxserve.core.stats import SchedulerStats
@@ -301,7 +301,8 @@ class PageTables:
             return None
         end = (len(request.token_ids) - 1) // self.pool.page_size  # as `PrefixCache.matchable`
         num_known = self.cache.num_known(request)
-        reach = self.disk.reach(request.page_hashes, base, num_known, end)
+        num_whole = partial(self.cache.num_whole, request) if request.asked.blocks else None
+        reach = self.disk.reach(request.page_hashes, base, num_known, end, num_whole)
         return Reading(base, reach) if reach > base else None
 
     def save(self, request: LiveRequest, number: int | None = None) -> Save | None:
@@ -359,7 +360,7 @@ class PageTables:
 
     def _begin_again(self, request: LiveRequest) -> None:
         """Release the pages that were read, back to one in memory that every kind can continue after."""
-        num_pages = num_usable(self.ends, request.page_hashes, request.disk_base)
+        num_pages = self.cache.usable(request, request.disk_base)
         for end in self.ends:
             end.begin_again(request, num_pages)
         table = request.page_table

@@ -11,6 +11,7 @@ from collections import Counter
 from mlxserve.core.config import SchedulerConfig
 from mlxserve.core.forward_work import WorkBudget
 from mlxserve.core.stats import SchedulerStats
+from mlxserve.images.picture import end_of_block
 from mlxserve.request import Chunk, LiveRequest, RequestState
 from mlxserve.scheduler.admission import Admission, Candidate
 from mlxserve.scheduler.balance import Balance
@@ -75,7 +76,7 @@ class StepPlanner:
                     self._start(candidate, step)
         if self._drafts is not None:
             self._plan_drafts(step, self._drafts)
-        assert step.budget >= 0, "the step is overdrawn"
+        assert 0 <= step.budget <= step.left, "the step is overdrawn"
         return self._launch(step)
 
     def _is_stuck(self, step: Step) -> bool:
@@ -143,20 +144,25 @@ class StepPlanner:
         start = request.num_computed
         if request.loading:
             return
-        # Without a free page it waits for the others; only if there are none does it preempt.
-        if self._tables.room(request) == 0 and (
+        blocks = request.asked.blocks
+        least = end_of_block(blocks, start) if blocks else start + 1
+        if step.left < least - start:
+            return
+        # Without free pages it waits for the others; only if there are none does it preempt.
+        if self._tables.room(request) < least - start and (
             not (step.is_empty and step.may_preempt)
-            or not self._preemption.grow(request, start + 1, step)
+            or not self._preemption.grow(request, least, step)
         ):
             return
         if self._tables.disk.num_left(request):
             if not request.num_in_flight:  # else it computes the page before them
                 self._tables.load(request)
             return
-        budget = min(step.budget_at(start), self._tables.room(request))
-        end = request.prefill_end
+        room, end = self._tables.room(request), request.prefill_end
+        budget = min(step.budget_at(start), room)
         resume = request.disk_resume * self._pool.page_size
-        share = limit(start, resume if start < resume else end, end, budget, step.ctx)
+        known_end = resume if start < resume else end
+        share = limit(start, known_end, end, budget, step.ctx, blocks, min(step.left, room))
         if share.reason is LimitReason.ALIGNMENT:
             self.admission.count_deferral(request)
         if start + share.num_tokens >= request.prefill_end and not request.can_sample():

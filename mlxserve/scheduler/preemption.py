@@ -40,7 +40,8 @@ class Preemption:
     def might_preempt(self) -> bool:
         """Return True if a plan made now might preempt: then read the unread step first.
 
-        An overestimate: counts one page for each running request that has no slot left.
+        An overestimate: counts one page for each running request that has no slot left. Only an image that
+        one chunk computes needs more, and waits until nothing is unread.
         """
         running, tables = self._roster.running, self._tables
         num_free = tables.num_free if tables.ends else self._pool.num_free

@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 from mlxserve.cache.hashing import extend_hashes, page_hash, root
 from mlxserve.cache.kinds.kind import EndKind, num_usable
 from mlxserve.cache.pages import PagePool
-from mlxserve.images.picture import marks_of, num_distinct, pictures_of
+from mlxserve.images.picture import begin_of_block, marks_of, num_distinct, pictures_of
 from mlxserve.request import ANONYMOUS, CacheMiss, CacheReport, LiveRequest, Request
 
 MAX_REMEMBERED = 4096  # first pages whose last salt is remembered
@@ -153,9 +153,30 @@ class PrefixCache:
         skip = len(match.pages)
         if skip < len(request.page_hashes) and self._pool.index.is_known(request.page_hashes[skip]):
             match.add(self._pool.index.match(self.matchable(request), request.token_ids, skip=skip))
+        if request.asked.blocks:
+            return match.pages[: self.usable(request, len(match.pages))]
         if not self._ends:
             return match.pages
         return match.pages[: num_usable(self._ends, request.page_hashes, len(match.pages))]
+
+    def usable(self, request: LiveRequest, num_pages: int) -> int:
+        """Return after how many of the first `num_pages` cached pages the request can continue.
+
+        Every kind must be able to, and an image that one chunk computes is not divided.
+        """
+        while True:
+            num_pages = num_usable(self._ends, request.page_hashes, num_pages)
+            num_whole = self.num_whole(request, num_pages)
+            if num_whole == num_pages:
+                return num_pages
+            num_pages = num_whole
+
+    def num_whole(self, request: LiveRequest, num_pages: int) -> int:
+        """Return how many of the first `num_pages` pages end inside no image that one chunk computes."""
+        page_size, blocks = self._pool.page_size, request.asked.blocks
+        while (whole := begin_of_block(blocks, num_pages * page_size) // page_size) < num_pages:
+            num_pages = whole
+        return num_pages
 
     def known(self, request: LiveRequest) -> list[int]:
         """Return the pages of the last match, whether or not all kinds can continue after them."""
@@ -177,14 +198,19 @@ class PrefixCache:
         if start + page_size == len(token_ids) and (
             whole := self._pool.index.match(hashes, token_ids, skip=len(cached))
         ):
-            return Tail(whole[0], page_size - 1)
+            num_tokens = page_size - 1
+            if request.asked.blocks:
+                num_tokens = begin_of_block(request.asked.blocks, start + num_tokens) - start
+            return Tail(whole[0], num_tokens) if num_tokens > 0 else None
         parent = self.parent(request, len(cached))
         found = self._pool.index.find_tail(parent, token_ids[start : min(last, start + page_size)])
         if found is None:
             return None
         page, num_tokens = found
         num_tokens = num_distinct(request.asked.pictures, start, num_tokens)
-        return Tail(page, num_tokens) if num_tokens else None
+        if request.asked.blocks:
+            num_tokens = begin_of_block(request.asked.blocks, start + num_tokens) - start
+        return Tail(page, num_tokens) if num_tokens > 0 else None
 
     def forget(self, request: LiveRequest) -> None:
         """Drop the match of a request that no longer waits; no-op if there is none."""
@@ -220,7 +246,8 @@ class PrefixCache:
             return replace(found, num_pages=num_pages, num_tokens=num_pages * self._pool.page_size)
         if num_known > num_pages:
             missing = self._missing(request, num_known)
-            return replace(found, differs_at=found.num_tokens, reason=missing)
+            num_tokens = found.num_tokens + num_copied
+            return replace(found, num_tokens=num_tokens, differs_at=num_tokens, reason=missing)
         num_tokens = found.num_tokens + num_copied
         differs_at = max(found.differs_at, num_tokens)
         return replace(found, num_tokens=num_tokens, differs_at=differs_at)
@@ -229,7 +256,8 @@ class PrefixCache:
         """Return the reason why a prompt cannot continue after `num_known` cached pages."""
         hashes = request.page_hashes
         lacking = (e for e in self._ends if e.num_usable(hashes, num_known) < num_known)
-        return next(lacking).missing
+        end = next(lacking, None)
+        return CacheMiss.INSIDE_IMAGE if end is None else end.missing
 
     def with_read(
         self, report: CacheReport, num_found: int, num_read: int, *, is_lost: bool

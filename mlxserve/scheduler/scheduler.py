@@ -46,6 +46,7 @@ from mlxserve.request import (
     Sampled,
 )
 from mlxserve.scheduler.balance import Balance
+from mlxserve.scheduler.capacity import refuse_large_images
 from mlxserve.scheduler.commit import Commit
 from mlxserve.scheduler.disk_pages import Disk
 from mlxserve.scheduler.drafts import Drafts, LookupDrafts
@@ -184,6 +185,8 @@ class Scheduler:
         if not request.num_prompt:
             raise InvalidParameter("prompt", "must have at least one token")
         self.page_tables.capacity.refuse_too_long(request)
+        if request.asked.blocks:
+            refuse_large_images(request.asked, self.config, self.page_tables.ends)
         num_waiting = self.roster.num_waiting
         if num_waiting >= self.config.max_num_waiting:
             raise QueueFull(

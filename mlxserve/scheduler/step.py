@@ -19,6 +19,7 @@ class Step:
     work: WorkBudget | None = None
     has_preempted: bool = False
     allowed: int = field(init=False)  # maximum number of tokens
+    left: int = field(init=False)  # tokens for images, which may not be divided: not restricted
     decodes: list[LiveRequest] = field(default_factory=list)
     prompts: list[LiveRequest] = field(default_factory=list)  # running ones, to be planned
     plan: dict[LiveRequest, Limit] = field(default_factory=dict)  # of prompts
@@ -26,7 +27,7 @@ class Step:
     _work_of: dict[LiveRequest, int] = field(default_factory=dict)  # filled on demand
 
     def __post_init__(self) -> None:
-        self.allowed = self.budget
+        self.allowed = self.left = self.budget
 
     @property
     def is_empty(self) -> bool:
@@ -39,6 +40,7 @@ class Step:
         """
         self.decodes = requests
         self.budget -= len(requests)
+        self.left -= len(requests)
 
     def restrict(self, budget: int) -> None:
         """Limit the rest of the plan to `budget` tokens."""
@@ -60,7 +62,8 @@ class Step:
     def add(self, request: LiveRequest, share: Limit) -> None:
         """Plan a chunk of the request's prompt."""
         self.plan[request] = share
-        self.budget -= share.charge
+        self.budget = max(0, self.budget - share.charge)
+        self.left -= share.charge
 
     def _used_work(self, work: WorkBudget) -> int:
         """Return the multiply-adds of the plan, whose tokens do not count as computed yet."""
@@ -74,4 +77,5 @@ class Step:
     def add_draft(self, request: LiveRequest, draft: tuple[int, ...]) -> None:
         """Let a decode verify the tokens of a draft as well."""
         self.budget -= len(draft)
+        self.left -= len(draft)
         self.drafts[request] = draft

@@ -188,3 +188,9 @@ def test_a_rank_without_layers_of_one_kind_does_not_limit_its_pages() -> None:
     assert num_pages == GB // (32 * 80 * KIB)
     assert num_window_pages == max_useful_pages(window, 8, 512)
     assert pages_in(100, 30) == 3
+
+
+def test_a_request_holds_the_pages_of_an_image_beside_its_window() -> None:
+    plain, seeing = Window(64, 16), Window(64, 16, longest_block=33)
+    assert seeing.num_held == plain.num_held + 3
+    assert [seeing.first_before(n) for n in range(9)] == [plain.first_before(n) for n in range(9)]

@@ -14,6 +14,9 @@ from mlxserve.images.picture import (
     PicturePrompt,
     Placed,
     PlacedPicture,
+    begin_of_block,
+    blocks_of,
+    end_of_block,
     marks_of,
     num_distinct,
     positions_of,
@@ -145,3 +148,35 @@ def test_positions_are_those_of_the_whole_prompt_in_any_cut(
 @pytest.mark.parametrize("count", [1, 100])
 def test_ids_fit_an_int32(count: int) -> None:
     assert all(-(1 << 31) <= token < 0 for token in picture(1, count).ids)
+
+
+def test_rows_that_attend_to_one_another_are_blocks_between_the_text_of_a_picture() -> None:
+    ids = [7, ROW, ROW, 8, ROW, ROW, ROW]
+    one_way = Picture.from_prompt(ids, ROW, {}, None)
+    two_way = Picture.from_prompt(ids, ROW, {}, None, is_bidirectional=True)
+    assert one_way.blocks == ()
+    assert two_way.blocks == ((1, 3), (4, 7))
+    assert blocks_of(place(5, two_way, 2, one_way, two_way).pictures) == (
+        *((6, 8), (9, 12)),
+        *((22, 24), (25, 28)),
+    )
+
+
+def test_pages_that_were_computed_in_one_direction_are_not_those_of_both() -> None:
+    """Earlier versions have left such pages of the same images on disk."""
+    made = [
+        Picture.from_prompt([ROW] * 8, ROW, {}, None, is_bidirectional=both)
+        for both in (False, True)
+    ]
+    assert made[0].key != made[1].key
+    assert set(hashes(place(made[0]))).isdisjoint(hashes(place(made[1])))
+
+
+def test_an_end_inside_a_block_is_moved_to_its_begin_or_end() -> None:
+    blocks = ((3, 6), (6, 7), (9, 12))
+    assert [begin_of_block(blocks, at) for at in range(13)] == [
+        *(0, 1, 2, 3, 3, 3, 6, 7, 8, 9, 9, 9, 12)
+    ]
+    assert [end_of_block(blocks, at) for at in range(13)] == [
+        *(1, 2, 3, 6, 6, 6, 7, 8, 9, 12, 12, 12, 13)
+    ]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_flatten
-from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.models.cache import KVCache, make_prompt_cache
 
 from mlxserve.hub.embedded import model_path
 from mlxserve.images.image import Image
@@ -23,6 +24,7 @@ VISION_MODELS: dict[str, dict[str, Any]] = json.loads(
     Path(__file__).with_name("vision_models.json").read_text()
 )
 # mlx's product over experts takes 32 bits only on a CPU.
+_IMAGE_TOKENS = ("image_token_id", "image_token_index")
 IN_16_BITS = [kind for kind in VISION_MODELS if not kind.endswith("_moe")]
 _TEMPLATE = """{%- for message in messages %}{{- '<|im_start|>' + message.role + '\\n' }}
 {%- if message.content is string %}{{- message.content }}{%- else %}{%- for part in message.content %}
@@ -37,7 +39,7 @@ def write_vision_model(folder: Path, kind: str, files: dict[str, Any] | None = N
     names = _write_tokenizer(folder, files)
     vocab_size = max(names.values()) + 1
     ids = {name: names[token] for name, token in files["ids"].items()}
-    config = {**files["config"], "model_type": kind, "vocab_size": vocab_size, **ids}
+    config = {"model_type": kind, **files["config"], "vocab_size": vocab_size, **ids}
     if "text_config" in config:
         config["text_config"] = {**config["text_config"], "vocab_size": vocab_size}
     for name in ("preprocessor", "processor"):
@@ -64,6 +66,44 @@ def read_whole(folder: Path) -> Any:
     model = whole_model(json.loads((folder / "config.json").read_text()))
     model.load_weights(str(folder / "model.safetensors"))
     return model
+
+
+def bidirectional_layers(config: dict[str, Any]) -> str | None:
+    """Layers in which rows of an image attend in both directions: "all", "windows" or None."""
+    if config["model_type"] == "gemma3":
+        return "all"
+    is_asked = config.get("text_config", {}).get("use_bidirectional_attention") == "vision"
+    return "windows" if is_asked else None
+
+
+class _TwoWayCache(KVCache):  # type: ignore[misc]  # mlx-lm's has no types
+    """Gives mlx-vlm's layers the masks of transformers' `create_masks_for_vision_model`, of Gemma 3 and of Gemma 4,
+    position by position."""
+
+    def __init__(self, is_image: list[bool], layers: str) -> None:
+        super().__init__()
+        self._layers = layers
+        begins = [inside and not before for before, inside in pairwise([False, *is_image])]
+        numbers = zip(is_image, accumulate(begins), strict=True)
+        # As `get_block_sequence_ids_for_mask`: the number of an image, or -1.
+        self._groups = [number if inside else -1 for inside, number in numbers]
+
+    def make_mask(
+        self, num_rows: int, return_array: bool = False, window_size: int | None = None
+    ) -> mx.array:
+        end = self.offset + num_rows
+        rows = range(self.offset, end)
+        return mx.array(
+            [[self._sees(row, seen, window_size) for seen in range(end)] for row in rows]
+        )
+
+    def _sees(self, row: int, seen: int, window: int | None) -> bool:
+        is_same = (
+            max(row, seen) < len(self._groups) and self._groups[row] == self._groups[seen] > -1
+        )
+        if self._layers == "windows" and window is None:
+            is_same = False
+        return (seen <= row or is_same) and (window is None or seen > row - window)
 
 
 def image(seed: int, height: int = 80, width: int = 110) -> Image:
@@ -144,10 +184,12 @@ def _logits_of_mlx_vlm(
         setattr(language, name, None)
     found = whole.get_input_embeddings(ids, mask=mx.ones_like(ids), **inputs).to_dict()
     given = {name: value for name, value in found.items() if value is not None}
-    if "mm_token_type_ids" in inputs:  # by which some models see both ways in an image
-        given["mm_token_type_ids"] = inputs["mm_token_type_ids"]
     rope_deltas = {name: given[name] for name in ("rope_deltas",) if name in given}
     cache = make_prompt_cache(language)
+    if (layers := bidirectional_layers(config)) is not None:
+        image_token = next(config[name] for name in _IMAGE_TOKENS if name in config)
+        is_image = [token == image_token for token in ids[0].tolist()]
+        cache = [_TwoWayCache(is_image, layers) for _ in cache]
     logits = language(ids, cache=cache, **given).logits
     while True:
         yield logits[0, -1]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
+
 from mlxserve.core.sampling_params import SamplingParams
-from mlxserve.images.picture import pictures_of
+from mlxserve.images.picture import Picture, pictures_of
 from mlxserve.model.batch import Batch
 from mlxserve.request import Chunk, LiveRequest, Request, as_page_table
 from tests.images.test_picture import picture, place
@@ -52,3 +54,40 @@ def test_an_answer_after_an_image_has_positions_and_no_rows() -> None:
 
 def test_a_step_without_pictures_has_nothing_of_them() -> None:
     assert Batch.from_chunks([chunk([5, 6, 7], 0, 3)], PAGE_SIZE).pictures is None
+
+
+def two_way(num_rows: int) -> Picture:
+    return Picture.from_prompt([7, *([900] * num_rows), 7], 900, {}, None, is_bidirectional=True)
+
+
+def test_rows_of_an_image_see_up_to_its_end() -> None:
+    """Beside decodes and text; images beside each other are apart."""
+    prompt = place(2, two_way(3), two_way(2), 2)
+    text = chunk([5] * 9, 2, 5, 8)
+    batch = Batch.from_chunks([chunk([5, 6], 1, 2), text, chunk(prompt, 1, 12)], PAGE_SIZE)
+    assert batch.ahead is not None
+    assert batch.ahead.ends is not None
+    assert batch.ahead.ends.tolist() == [3, 4, 5, 2, 3, 6, 6, 6, 7, 8, 10, 10, 11, 12]
+    assert batch.chunks is not None
+    assert batch.chunks.ends is None
+    assert batch.ahead.context_lens.tolist() == batch.chunks.context_lens.tolist()
+
+
+def test_a_step_without_such_rows_has_no_ends() -> None:
+    prompt = place(2, two_way(3), 9)
+    for chunks in (
+        [chunk(prompt, 7, 12)],
+        [chunk(prompt, 9, 10)],
+        [chunk(place(1, picture(2, 3)), 0, 7)],
+    ):
+        assert Batch.from_chunks(chunks, PAGE_SIZE).ahead is None
+
+
+def test_a_chunk_that_ends_inside_such_an_image_is_an_error() -> None:
+    with pytest.raises(AssertionError, match="ends inside an image"):
+        Batch.from_chunks([chunk(place(2, two_way(3), 9), 0, 5)], PAGE_SIZE)
+
+
+def test_a_drafter_may_end_inside_an_image_and_only_looks_back() -> None:
+    cut = [chunk(place(2, two_way(3), 9), 0, 5)]
+    assert Batch.from_chunks(cut, PAGE_SIZE, is_of_drafter=True).ahead is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from mlxserve.core.errors import InvalidParameter
 from mlxserve.hub.files import ModelFiles, find_model
 from mlxserve.model import registered_processors, vision_check
 from mlxserve.model.attention import AttentionChoice, choose_attention, load_probed
+from mlxserve.model.bidirectional import Bidirectional
 from mlxserve.model.image_processor import ImageProcessor
 from mlxserve.model.load import load
 from mlxserve.model.registered_processors import load_processor, processor_class
@@ -130,10 +132,29 @@ def test_a_probe_that_fails(folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
     )
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["gemma3", "gemma4_31b"])
+def test_a_probe_that_looks_back_only_is_not_that_of_both_directions(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    choice = read(write_vision_model(tmp_path, kind))
+    monkeypatch.setattr(Bidirectional, "from_config", lambda _: None)
+    dense = vision_check.dense_logits
+    layers = Bidirectional.ALL_LAYERS if kind == "gemma3" else Bidirectional.WINDOW_LAYERS
+
+    def both_ways(whole: Any, sample: Any, image_token: int, _: Any) -> Any:
+        picture = replace(sample.picture, is_bidirectional=True)
+        return dense(whole, replace(sample, picture=picture), image_token, layers)
+
+    monkeypatch.setattr(vision_check, "dense_logits", both_ways)
+    with pytest.raises(NoVision, match="its logits beside an image are not mlx-vlm's"):
+        vision(choice)
+
+
 def test_text_is_served_whatever_the_vision_raises(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(vision_check, "text_config", fail(Exception("odd")))
+    monkeypatch.setattr(vision_check, "module_of", fail(Exception("odd")))
     params = SamplingParams(max_tokens=4, temperature=0)
     with LLM(str(folder), disable_log_stats=True, num_pages=32, page_size=16) as llm:
         [output] = llm.chat([{"role": "user", "content": "What?"}], params, use_tqdm=False)

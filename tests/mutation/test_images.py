@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from metal_kernels.x86 import written_out
 from mlxserve import LLM
 from mlxserve.core.errors import MlxServeError
 from mlxserve.engine.side_work import SideWork
 from mlxserve.images.picture import Picture
-from mlxserve.model import picture_rows
+from mlxserve.model import batch, picture_rows
+from mlxserve.model.forward import Rows
 from mlxserve.model.picture_batch import PictureBatch
 from mlxserve.model.picture_rows import PictureRows
 from mlxserve.model.shown_pictures import ShownPictures
@@ -27,6 +29,7 @@ pytestmark = pytest.mark.mutation
 _ANSWERS = test_images.test_images_alone_together_and_cached
 _CHUNKS = test_images.test_images_in_chunks_preempted_and_beside_drafts
 _HALF = test_image_probe.test_a_model_in_16_bits_sees
+_BOTH_WAYS = test_images.test_rows_of_an_image_see_all_of_it_where_windows_have_pages_of_their_own
 FOUND: dict[str, Bug] = {
     "show the features of another image": Bug(
         Vision,
@@ -112,6 +115,37 @@ FOUND: dict[str, Bug] = {
         "*others, _ = self._features",
         "others = [*reversed(self._features)]",
         test_images.test_features_that_were_given_up_are_computed_again,
+    ),
+    "end what the rows of an image see one row early": Bug(
+        batch,
+        "_ahead",
+        "end - chunk.start] = end",
+        "end - chunk.start - 1] = end - 1",
+        test_picture_rows.test_rows_of_an_image_see_up_to_its_end,
+    ),
+    "end it one row early in a tile": Bug(
+        written_out,
+        "_seen_by",
+        "ends[:, None] - 1",
+        "ends[:, None] - 2",
+        _BOTH_WAYS,
+        {"kind": "gemma4_31b"},
+    ),
+    "see all of an image in other layers": Bug(
+        Rows,
+        "_with_images",
+        "is Bidirectional.ALL_LAYERS",
+        "is not Bidirectional.ALL_LAYERS",
+        _BOTH_WAYS,
+        {"kind": "gemma4_31b"},
+    ),
+    "see all of an image in the first pool only": Bug(
+        Rows,
+        "_with_images",
+        "windows = replace(windows, chunks=batch.windows.ahead)",
+        "pass",
+        _BOTH_WAYS,
+        {"kind": "gemma3"},
     ),
     "share a page of two images": Bug(
         test_picture,

@@ -31,7 +31,7 @@ from mlxserve.core.errors import MlxServeError
 from mlxserve.core.forward_work import WorkBudget
 from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.core.stats import PoolStats
-from mlxserve.images.picture import Placed, marks_of
+from mlxserve.images.picture import Placed, blocks_of, marks_of
 from mlxserve.request import (
     GUESS,
     STATE_SLOTS,
@@ -211,6 +211,7 @@ class GhostEngine:
     num_computed: int = 0
     num_copied: int = 0  # pages
     num_resized: int = 0  # arrays that became smaller
+    lost: set[LiveRequest] = field(default_factory=set)  # that a page on disk was lost for
     planned: bool = True  # whether the last plan had a chunk
     states: GhostStates = field(init=False)
     windows: GhostWindows = field(init=False)
@@ -442,6 +443,14 @@ class GhostEngine:
     def _in_flight(self) -> list[Chunk]:
         return [chunk for chunks, _ in self.unread for chunk in chunks]
 
+    def must_divide(self, pictures: Placed) -> bool:
+        """Whether a step with every other answer in it, or a window's pages, lack room for an image."""
+        config, ends = self.scheduler.config, self.scheduler.page_tables.ends
+        longest = max((end - first for first, end in blocks_of(pictures)), default=0)
+        others = config.max_num_seqs - 1 if config.enable_chunked_prefill else 0
+        most = [end.window.longest_block for end in ends if isinstance(end, WindowPages)]
+        return longest > min([config.step_budget - others, *most])
+
     # ---- what a test says
 
     def pages(self, *numbers: int) -> list[int]:
@@ -625,6 +634,8 @@ class GhostEngine:
         for kind, units in ends if has_ends else ():
             for hash_, unit in units:
                 self._fill(kind, unit, self.disk.of(kind)[hash_])
+        if num_pages < len(load.pages) or has_ends != load.is_last:
+            self.lost.add(load.request)
         moves.finish_load(load, num_pages, has_ends=has_ends)
         self.audit()
 
@@ -835,7 +846,9 @@ class GhostEngine:
             )
         if preempted:
             assert not before["unread"], "preempted while a step was unread"
-            assert before["might_preempt"], "preempted although might_preempt() said no"
+            # An image that one chunk computes may need more pages than it counts.
+            has_images = any(request.asked.blocks for request in self.requests.values())
+            assert before["might_preempt"] or has_images, "preempted although it said no"
             assert not planned & before["waiting"], "admitted in a step that preempted"
         if scheduler.stats().priority_preemptions != before["yielded"]:
             assert not before["unread"], "preempted while a step was unread"
@@ -940,9 +953,22 @@ class GhostEngine:
         if chunk.draft:
             self._judge_draft(chunk)
         if self.scheduler.rules.is_aligned and chunk.start < request.prefill_end:
-            assert chunk.end % page_size == 0 or chunk.end == request.prefill_end
+            edges = [edge for block in request.asked.blocks for edge in block]
+            assert chunk.end % page_size == 0 or chunk.end in (request.prefill_end, *edges)
+        self._judge_blocks(chunk)
         if chunk.is_lazy:
             assert self._goes_on(request), "decodes past a certain end"
+
+    def _judge_blocks(self, chunk: Chunk) -> None:
+        """An image whose rows attend to one another is computed in one chunk."""
+        request = chunk.request
+        for first, end in request.asked.blocks:
+            assert not first < chunk.end < end, f"a chunk of {request.id} ends inside an image"
+            # What is computed again has the rows before it in its pages.
+            may_divide = request in self.lost or request.asked.fork_of is not None
+            assert may_divide or not first < chunk.start < end, (
+                f"a chunk of {request.id} begins inside an image"
+            )
 
     def _judge_draft(self, chunk: Chunk) -> None:
         request = chunk.request
@@ -1008,6 +1034,7 @@ def make_engine() -> Callable[..., GhostEngine]:
         disk: GhostDisk | None = None,
         window: int | None = None,
         num_window_pages: int = 0,
+        longest_block: int = 0,
         shared: int | None = None,
         state_bytes: int | None = None,
         on_device: bool = False,
@@ -1034,7 +1061,7 @@ def make_engine() -> Callable[..., GhostEngine]:
             nbytes += STATE_SLOTS * state_bytes
             page_bytes[StateSlots.name] = state_bytes
         if window is not None:
-            seen = Window(window, page_size)
+            seen = Window(window, page_size, longest_block)
             num_window_pages = max(seen.num_held, num_window_pages)
             if shared is not None:
                 nbytes += seen.num_held * shared

@@ -180,3 +180,60 @@ def test_alignment_that_could_starve_a_prompt_is_turned_off_with_a_warning(
     engine.add([1] * 40, max_tokens=1)
     assert engine.spans(engine.launch()) == [("r0", 0, 20)]
     engine.drain()
+
+
+@st.composite
+def block_lists(draw: st.DrawFn) -> tuple[tuple[int, int], ...]:
+    edges = sorted(draw(st.sets(st.integers(0, 90), max_size=8)))
+    return tuple(zip(edges[::2], edges[1::2], strict=False))
+
+
+@given(chunks, budgets, st.integers(0, 100), contexts, block_lists())
+def test_a_chunk_divides_no_image_that_one_step_computes(
+    chunk: tuple, budget: int, more: int, ctx: LimitContext, blocks: tuple
+) -> None:
+    start, known_end, prefill_end = chunk
+    ctx = with_rules(ctx, is_chunked=True)
+    # As the scheduler has it: images lie within the prompt, which lies within the context.
+    ctx = ctx._replace(max_model_len=max(ctx.max_model_len, known_end))
+    blocks = tuple(block for block in blocks if block[1] <= known_end)
+    share = limit(start, known_end, prefill_end, budget, ctx, blocks, budget + more)
+    assert (share.num_tokens == 0) == (share.reason is not None)
+    assert share.num_tokens <= share.charge <= budget + more
+    assert start + share.num_tokens <= known_end
+    if start >= prefill_end or not share.num_tokens:
+        return
+    end = start + share.num_tokens
+    assert not any(first < end < last for first, last in blocks)
+    begun = any(first <= start and last == end for first, last in blocks)
+    assert begun or share.num_tokens <= budget, "only an image takes more than the budget"
+    edges = {edge for block in blocks for edge in block}
+    if ctx.rules.is_aligned:
+        assert end % ctx.rules.page_size == 0 or end == known_end or end in edges
+
+
+@given(chunks, budgets, budgets, contexts, block_lists())
+def test_more_budget_never_means_fewer_tokens_beside_images(
+    chunk: tuple, budget: int, more: int, ctx: LimitContext, blocks: tuple
+) -> None:
+    ctx = with_rules(ctx, is_chunked=True)
+    tokens = [
+        limit(*chunk, given, ctx, blocks, 100).num_tokens for given in (budget, budget + more)
+    ]
+    assert tokens[0] <= tokens[1]
+
+
+def test_a_chunk_ends_before_an_image_or_after_it() -> None:
+    blocks = ((50, 90), (92, 120))
+    assert limit(0, 200, 200, 80, BASE, blocks, 80) == Limit(50, 50)
+    assert limit(0, 200, 200, 91, BASE, blocks, 91) == Limit(91, 91)
+    assert limit(0, 200, 200, 91, ALIGNED, blocks, 91) == Limit(90, 91)
+    assert limit(0, 200, 200, 100, BASE, blocks, 100) == Limit(92, 92)
+
+
+def test_an_image_takes_more_than_its_budget_if_the_step_has_it() -> None:
+    blocks = ((50, 90),)
+    assert limit(50, 200, 200, 8, BASE, blocks, 40) == Limit(40, 40)
+    assert limit(50, 200, 200, 8, ALIGNED, blocks, 40) == Limit(40, 40)
+    assert limit(50, 200, 200, 8, BASE, blocks, 39) == Limit(0, 0, LimitReason.IMAGE)
+    assert limit(70, 200, 200, 8, BASE, blocks, 20) == Limit(20, 20)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mlxserve.core.config import PageTail
-from mlxserve.images.picture import PlacedPicture
+from mlxserve.images.picture import Picture, PlacedPicture
 from mlxserve.request import CacheMiss, CacheReport
 from mlxserve.scheduler import prefix_cache
 from tests.images.test_picture import picture
@@ -384,3 +384,50 @@ def test_a_prompt_that_runs_or_has_a_name_is_not_forgotten(make_engine: Callable
     engine.drain()
     assert len(engine.scheduler.forget_prompts(prompts, [], b"")) == 2
     engine.audit()
+
+
+def both_ways(num_rows: int, text: int = 3) -> Picture:
+    """A picture whose rows attend to one another, between tokens of text."""
+    ids = [text, *([900] * num_rows), text]
+    return Picture.from_prompt(ids, 900, {}, None, is_bidirectional=True)
+
+
+@pytest.mark.parametrize("options", [{}, {"window": 40, "longest_block": 80}])
+def test_a_hit_ends_before_an_image_that_one_chunk_computes(
+    make_engine: Callable, options: dict[str, Any]
+) -> None:
+    """The rows of the image begin in the second page and end in the fourth, in which the prompts differ."""
+    engine = make_engine(num_pages=64, **LARGE, **options)
+    seen = both_ways(80)
+    before = [*engine.pages(1), *([4] * 5)]
+    placed = (PlacedPicture(len(before), seen),)
+    engine.add([*before, *seen.ids, *([5] * 40)], max_tokens=1, pictures=placed)
+    engine.drain()
+    request = engine.add([*before, *seen.ids, *([6] * 9)], max_tokens=1, pictures=placed)
+    assert engine.spans(engine.launch()) == [("r1", PAGE, len(request.token_ids) - PAGE)]
+    assert request.cache == CacheReport(1, PAGE, PAGE, CacheMiss.INSIDE_IMAGE)
+    engine.drain()
+
+
+def test_a_page_is_copied_up_to_an_image_that_one_chunk_computes(make_engine: Callable) -> None:
+    """The last token of a cached prompt is computed again, and with it the image that it belongs to."""
+    engine = make_engine(num_pages=64, **LARGE)
+    ids = [3, *([900] * 23)]
+    seen = Picture.from_prompt(ids, 900, {}, None, is_bidirectional=True)
+    prompt = [*engine.pages(1), *([4] * 8), *seen.ids]
+    for _ in range(2):
+        engine.add(prompt, max_tokens=1, pictures=(PlacedPicture(PAGE + 8, seen),))
+        engine.drain()
+    assert [spans for spans in engine.trace if spans][-1] == [("r1", PAGE + 9, 23)]
+    assert engine.num_copied == 1
+
+
+def test_a_hit_that_ends_behind_an_image_is_taken(make_engine: Callable) -> None:
+    engine = make_engine(num_pages=64, **LARGE)
+    seen = both_ways(40)
+    prompt = [*seen.ids, *engine.pages(1, 2)]
+    placed = (PlacedPicture(0, seen),)
+    for _ in range(2):
+        request = engine.add([*prompt, 9], max_tokens=1, pictures=placed)
+        engine.drain()
+    assert request.num_cached == len(prompt) // PAGE * PAGE

@@ -10,6 +10,7 @@ import pytest
 from mlxserve.core.config import BudgetMode
 from mlxserve.core.errors import InvalidParameter, PromptTooLong, QueueFull
 from mlxserve.core.sampling_params import SamplingParams
+from mlxserve.images.picture import Picture, Placed, PlacedPicture
 from mlxserve.request import FinishReason, Request, RequestState, Sampled, TokenLogprob
 
 PAGE = 32
@@ -580,4 +581,46 @@ def test_tables_that_grow_in_turns_stay_in_runs(make_engine: Callable) -> None:
         assert len(table) > 10
         breaks = sum(after != page + 1 for page, after in pairwise(table))
         assert breaks <= 2, f"{table} is in {breaks + 1} runs"
+    engine.drain()
+
+
+def seen_whole(num_rows: int) -> tuple[list[int], Placed]:
+    """A prompt of an image whose rows attend to one another, between tokens of text."""
+    ids = [3, *([900] * num_rows), 3]
+    made = Picture.from_prompt(ids, 900, {}, None, is_bidirectional=True)
+    return [1, 2, *made.ids, 4, 5], (PlacedPicture(2, made),)
+
+
+def test_an_image_takes_more_than_prompts_get_beside_answers(make_engine: Callable) -> None:
+    """It waits for a step in which decodes leave it room, and for no other prompt."""
+    engine = make_engine(page_size=4, max_num_batched_tokens=32, max_num_seqs=3)
+    engine.add([6, 7], max_tokens=40)
+    engine.launch()
+    engine.read()
+    prompt, pictures = seen_whole(24)
+    engine.add(prompt, max_tokens=1, pictures=pictures)
+    engine.add([8] * 30, max_tokens=1)
+    spans = []
+    for _ in range(4):
+        spans.append(engine.spans(engine.launch(prefill_budget=4)))
+        engine.read()
+    assert [[span for span in step if span[0] == "r1"] for step in spans] == [
+        [("r1", 0, 3)],
+        [("r1", 3, 24)],
+        [("r1", 27, 3)],
+        [],
+    ]
+    engine.drain()
+
+
+def test_an_image_that_steps_may_have_no_room_for_is_refused(make_engine: Callable) -> None:
+    engine = make_engine(page_size=4, max_num_batched_tokens=32, max_num_seqs=9)
+    prompt, pictures = seen_whole(25)
+    with pytest.raises(InvalidParameter, match=r"has 25 rows, .* a step has room for 24 beside"):
+        engine.add(prompt, pictures=pictures)
+    engine = make_engine(page_size=4, window=8, num_window_pages=40, longest_block=24)
+    with pytest.raises(InvalidParameter, match=r"has 25 rows, .* pages are reserved for 24"):
+        engine.add(prompt, pictures=pictures)
+    prompt, pictures = seen_whole(24)
+    engine.add(prompt, pictures=pictures)
     engine.drain()

@@ -22,7 +22,13 @@ from hypothesis.stateful import (
 
 from mlxserve.cache.groups import Window
 from mlxserve.core.config import BudgetMode, PageTail, PreemptionMode
-from mlxserve.core.errors import InvalidRequest, PrefixQuotaExceeded, PromptTooLong, QueueFull
+from mlxserve.core.errors import (
+    InvalidParameter,
+    InvalidRequest,
+    PrefixQuotaExceeded,
+    PromptTooLong,
+    QueueFull,
+)
 from mlxserve.images.picture import Picture, Placed, PlacedPicture
 from mlxserve.request import STATE_SLOTS, FinishReason
 
@@ -45,13 +51,22 @@ prompts = st.builds(
     st.integers(0, len(PIECES) ** 9 - 1),
     st.integers(-PAGE_SIZE + 1, 0),
 )
-# Images: of one with three rows, and of two with six, whose first ids are the same by chance.
+# Images: of one with three rows, and of two with six, whose first ids are the same by chance; then such of whose
+# rows one chunk computes six, or three and four.
 PICTURES = [
-    Picture(key=bytes([number]) * 32, ids=array("i", [1, *rows, 2]), inputs={})
+    Picture(bytes([number]) * 32, array("i", [1, *rows, 2]), {}, is_bidirectional=number > 3)
     for number, rows in enumerate(
-        ([-9, -8, -7], [-9, -8, -7, -6, -5, -4], [-9, -8, -7, -3, -5, -4]), 1
+        (
+            [-9, -8, -7],
+            [-9, -8, -7, -6, -5, -4],
+            [-9, -8, -7, -3, -5, -4],
+            [-9, -8, -7, -6, -5, -2],
+            [-9, -8, -7, 3, -6, -5, -4, -2],
+        ),
+        1,
     )
 ]
+LONGEST_BLOCK = 6
 
 
 def with_picture(
@@ -66,7 +81,7 @@ def with_picture(
     return [*prompt[:start], *picture.ids, *prompt[start:]], (placed,)
 
 
-numbers = st.sampled_from([None, None, None, 0, 1, 2])
+numbers = st.sampled_from([None, None, None, 0, 1, 2, 3, 3, 4])
 places = st.integers(0, 9 * PAGE_SIZE)
 configurations = st.fixed_dictionaries(
     {
@@ -110,6 +125,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         window=st.sampled_from([None, None, 1, 4, 6, 13, 32]),
         num_window_pages=st.sampled_from([0, 1, 3, 12]),
         shared=st.sampled_from([None, 1, 3, 10]),
+        longest_block=st.sampled_from([0, LONGEST_BLOCK, LONGEST_BLOCK]),
     )
     def build(
         self,
@@ -122,6 +138,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         window: int | None,
         num_window_pages: int,
         shared: int | None,
+        longest_block: int,
     ) -> None:
         """`num_snapshots`: of recurrent states, beside those of running requests. `num_window_pages`:
         beside those with which one request goes on, where layers with a window have their own pool.
@@ -131,7 +148,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             is_chunked = True
             options["window"] = window
             options["shared"] = shared
-            options["num_window_pages"] = Window(window, PAGE_SIZE).num_held + num_window_pages
+            options["longest_block"] = longest_block
+            held = Window(window, PAGE_SIZE, longest_block).num_held
+            options["num_window_pages"] = held + num_window_pages
         if num_snapshots is not None:
             options["num_state_slots"] = STATE_SLOTS * options["max_num_seqs"] + num_snapshots
             options["state_bytes"] = state_bytes
@@ -169,6 +188,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.engine.add(prompt, max_tokens, pictures=pictures, now=self.now, **options)
         except PromptTooLong:
             assert self.engine.scheduler.pool.num_pinned or self.engine.prefixes_under_way
+        except InvalidParameter:
+            assert self.engine.must_divide(pictures)
         self.engine.audit()
 
     @rule(
@@ -181,7 +202,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def fork(self, prompt: list, max_tokens: int, n: int, picture: int | None, place: int) -> None:
         longest = self.engine.scheduler.max_model_len - 1
         prompt, pictures = with_picture(prompt, picture, place, longest)
-        with suppress(PromptTooLong):
+        with suppress(PromptTooLong, InvalidParameter):
             self.engine.fork(prompt, max_tokens, n, pictures)
         self.engine.audit()
 

@@ -43,6 +43,7 @@ _MISSES = {
     "other_salt": "nothing reused: cached under another cache salt",
     "below_one_page": "all full pages reused; the rest is under a page",
     "no_snapshot": "cached beyond token {at}, but no recurrent state was kept there",
+    "inside_image": "cached beyond token {at}, but only to the middle of an image",
     "window_evicted": "cached beyond token {at}, but the last window there was evicted",
     "off": "nothing reused: the prefix cache is off",
 }

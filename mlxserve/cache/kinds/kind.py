@@ -107,6 +107,10 @@ class Room:
         """Return the number of pages that the table of a running prompt may cover."""
         return UNBOUNDED
 
+    def max_block(self) -> int:
+        """Return the most rows of an image that one chunk is certain to have room for."""
+        return UNBOUNDED
+
     # ---- waiting requests
 
     def num_reserved(self, running: Iterable[LiveRequest]) -> int:

@@ -43,6 +43,9 @@ class WindowRoom(Room):
         num_kept = self._pool.order.num_kept
         return num_pages + self._num_growable(num_held, self._pool.num_free, num_kept)
 
+    def max_block(self) -> int:
+        return self._window.longest_block
+
     # ---- waiting requests
 
     def num_reserved(self, running: Iterable[LiveRequest]) -> int:

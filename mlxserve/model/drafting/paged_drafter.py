@@ -78,7 +78,7 @@ class PagedDrafter(Drafter):
 
     def batch(self, chunks: Sequence[Chunk]) -> Batch:
         """Return the batch of these rows; a row of an image counts as the first token."""
-        batch = Batch.from_chunks(chunks, self.pages.page_size)
+        batch = Batch.from_chunks(chunks, self.pages.page_size, is_of_drafter=True)
         return replace(batch, tokens=np.maximum(batch.tokens, 0), pictures=None)
 
 
