@@ -11,6 +11,7 @@ from typing import Any
 from PIL import Image, UnidentifiedImageError
 
 from mlxserve.images.image import MAX_PIXELS
+from mlxserve.images.video import NO_VIDEO, is_video
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 MAX_SOURCE_PIXELS = 64 << 20  # decoded pixels; four bytes each, and as many again to convert it
@@ -73,6 +74,8 @@ def _opened(data: bytes) -> Any:
     except MemoryError:
         raise
     except UnidentifiedImageError as error:
+        if is_video(data):
+            raise ValueError(NO_VIDEO) from error
         raise ValueError("is not a PNG, JPEG, WebP or GIF file") from error
     except Exception as error:
         raise _damaged(error) from error

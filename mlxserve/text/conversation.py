@@ -50,6 +50,11 @@ _IMAGE_PARTS = ("image_url", "input_image")  # part types of OpenAI's APIs
 _FILE_PARTS = ("file", "input_file", "document")
 MAX_PARTS = 1_000
 _READS_TEXT = "this model reads text only"
+# Media that no model is given, whether it sees images or not.
+_READS_NONE = {
+    "audio": "this server reads no sound; send what is said as text",
+    "video": "this server reads no videos; send some of their frames as images",
+}
 _NEEDS_CONTENT = "a document is sent with its content, in base64; this server stores no files"
 # Of a call's arguments: as deep as a schema may be. Templates, msgpack, SDKs and the parser of bodies,
 # which a client sends the arguments back to, all have limits of their own above it.
@@ -69,6 +74,10 @@ class UnseenMedia(InvalidParameter):
         return _MEDIA.get(self.kind) == "image"
 
 
+def _why_unread(kind: str) -> str:
+    return _READS_NONE.get(_MEDIA[kind], _READS_TEXT)
+
+
 @dataclass(frozen=True, slots=True)
 class Unreadable:
     """Content that this server cannot read. `where` is its path in the request."""
@@ -84,7 +93,7 @@ class Unreadable:
     def text(self) -> str:
         """Placeholder text."""
         if self.is_media:
-            return f"[{_MEDIA[self.kind]} left out: {_READS_TEXT}]"
+            return f"[{_MEDIA[self.kind]} left out: {_why_unread(self.kind)}]"
         return f"[{self.kind} left out]"
 
 
@@ -389,7 +398,7 @@ def _refuse_media(messages: Sequence[Message]) -> None:
     newest = next((message for message in since if message.role == USER), None)
     for left in newest.left_out if newest is not None else ():
         if left.is_media:
-            why = _NEEDS_CONTENT if left.kind in _FILE_PARTS else _READS_TEXT
+            why = _NEEDS_CONTENT if left.kind in _FILE_PARTS else _why_unread(left.kind)
             raise UnseenMedia(left.kind, left.where, why)
 
 

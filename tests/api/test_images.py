@@ -30,6 +30,7 @@ from tests.waiting import wait_until
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 TEXT = "What is it?"
+TOKENS = {"max_tokens": 5}
 FILE = file_of(picture())
 PNG = base64.b64encode(FILE).decode()
 URL = f"data:image/png;base64,{PNG}"
@@ -311,7 +312,7 @@ def test_a_model_that_was_trained_to_see_says_why_it_does_not(
         ([IMAGE_URL], "image_url parts are not supported: install mlxserve[vision]"),
         (
             [{"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}],
-            "input_audio parts are not supported: this model reads text only",
+            "input_audio parts are not supported: this server reads no sound",
         ),
     ):
         body = {"messages": [{"role": "user", "content": parts}]}
@@ -470,3 +471,35 @@ def test_a_fetched_file_takes_memory_until_it_is_decoded(
         assert reply.status_code == status, reply.text
     assert held == [UNCOUNTED_BODY]
     wait_until(lambda: chat.executor.bodies.num_taken == 0)
+
+
+@pytest.mark.parametrize("is_blind", [False, True])
+def test_videos_are_refused_by_a_sentence_whether_the_model_sees_or_not(
+    client: TestClient, chat: FakeChat, is_blind: bool
+) -> None:
+    chat.supports_images = not is_blind
+    url = "data:video/mp4;base64,AAAA"
+    for path, field, part, more in (
+        (CHAT, "messages", {"type": "video_url", "video_url": {"url": url}}, {}),
+        (RESPONSES, "input", {"type": "input_video", "video_url": url}, {}),
+        (MESSAGES, "messages", {"type": "video", "source": {"type": "url", "url": url}}, TOKENS),
+    ):
+        newest = {"role": "user", "content": [part]}
+        reply = client.post(path, json={field: [newest], **more})
+        said = f"{part['type']} parts are not supported: this server reads no videos; send some of"
+        assert (reply.status_code, said in reply.json()["error"]["message"]) == (400, True)
+        # An earlier one does not end the session.
+        turns = [newest, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
+        assert client.post(path, json={field: turns, **more}).status_code == 200
+        content = str(chat.rendered[-1].messages[0]["content"])
+        assert "[video left out: this server reads no videos; " in content
+
+
+def test_a_video_sent_as_an_image_is_refused_as_a_video(client: TestClient) -> None:
+    film = base64.b64encode(b"\0\0\0\x20ftypmp42" + bytes(40)).decode()
+    part = {"type": "image_url", "image_url": {"url": f"data:video/mp4;base64,{film}"}}
+    reply = client.post(CHAT, json=content_of(part))
+    assert reply.status_code == 400
+    assert (
+        "the image is a video, which this server does not read" in reply.json()["error"]["message"]
+    )

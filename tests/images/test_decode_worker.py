@@ -126,6 +126,25 @@ def test_other_files_are_refused_by_the_formats_that_are_read(data: bytes) -> No
         pixels_of(data)
 
 
+@pytest.mark.parametrize(
+    "data",
+    [
+        *(b"\0\0\0\x20ftyp" + brand + bytes(20) for brand in (b"isom", b"mp42", b"qt  ", b"M4V ")),
+        b"\x1aE\xdf\xa3" + bytes(20),
+        b"RIFF\0\0\0\0AVI LIST",
+    ],
+)
+def test_a_video_is_refused_with_the_way_out(data: bytes) -> None:
+    with pytest.raises(ValueError, match=r"is a video, .* send some of its frames as images"):
+        pixels_of(data)
+
+
+@pytest.mark.parametrize("brand", [b"avif", b"heic", b"mif1"])
+def test_an_image_in_a_container_of_videos_is_none(brand: bytes) -> None:
+    with pytest.raises(ValueError, match="is not a PNG, JPEG, WebP or GIF file"):
+        pixels_of(b"\0\0\0\x20ftyp" + brand + bytes(20))
+
+
 @pytest.mark.parametrize("file_format", ["BMP", "TIFF", "PPM", "ICO"])
 def test_other_formats_of_pillow_are_not_read(file_format: str) -> None:
     with pytest.raises(ValueError, match="is not a PNG, JPEG, WebP or GIF file"):

@@ -7,6 +7,7 @@ import zipfile
 from io import BytesIO
 from typing import Any
 
+from mlxserve.images.video import NO_VIDEO, is_video
 from mlxserve.text.documents.document import PAGE_END
 from mlxserve.text.documents.plain_text import checked_text, decode_text
 from mlxserve.text.documents.web_page import is_web_page, read_web_page
@@ -63,6 +64,8 @@ def _read(name: str, data: bytes) -> str:
         return _read_zip(data)
     if data.startswith(_OLD_WORD):
         raise ValueError("is a file of an old Office: save it as DOCX, PDF or CSV")
+    if is_video(data):
+        raise ValueError(NO_VIDEO)
     text = decode_text(data)
     if is_web_page(data) or name.lower().endswith((".html", ".htm", ".xhtml")):
         return read_web_page(text)

@@ -66,10 +66,11 @@ def test_a_byte_that_no_encoding_of_a_letter_has_does_not_stop_a_text() -> None:
         (b"PK\x03\x04 and no archive", "is damaged"),
         (archive({"word/document.xml": "<w:document"}), "no Word file"),
         (b"\xd0\xcf\x11\xe0 old", "old Office"),
+        (b"\0\0\0\x20ftypisom" + bytes(20), "is a video"),
     ],
     ids=[
         *("binary", "blank", "empty", "scanned", "cut", "spreadsheet", "archive", "no-zip"),
-        *("xml", "doc"),
+        *("xml", "doc", "mp4"),
     ],
 )
 def test_what_cannot_be_read_is_refused_with_the_way_out(data: bytes, words: str) -> None:
