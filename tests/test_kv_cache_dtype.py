@@ -16,7 +16,10 @@ from metal_kernels.reference import ReferenceBackend
 from metal_kernels.x86.backend import X86Backend
 from mlxserve import LLM, InvalidConfig, SamplingParams
 from mlxserve.model import attention
+from mlxserve.model.load import prepare
 from tests.emulated import emulated_backend
+from tests.model.coverage import rows
+from tests.model.small_models import PROMPTS, Served, build
 from tests.test_equality import prompts_of, tokens
 from tests.together import begun_together
 
@@ -125,11 +128,24 @@ def test_a_model_with_latents_is_refused(write_model: Callable[..., Path], tmp_p
     assert error.value.option == "kv_cache_dtype"
 
 
-def test_a_model_that_is_served_one_sequence_at_a_time_works(
-    write_model: Callable[..., Path], tmp_path: Path
-) -> None:
-    folder = write_model(tmp_path, "deepseek_v32")
-    prompts = prompts_of(vocabulary=500)[:3]
-    with LLM(str(folder), num_pages=60, **OPTIONS) as llm:
-        expected = tokens(llm, prompts)
-        assert tokens(llm, prompts) == expected, "from the cache"
+@pytest.mark.parametrize("name", ["deepseek_v32", "glm_moe_dsa", "glm4_moe_lite"])
+def test_latents_are_refused_by_one_sentence_however_they_are_attended_over(name: str) -> None:
+    """The first two are served one sequence at a time, and choose among their positions."""
+    loaded = prepare(*build(name, rows("mlx-lm")[name]["config"]), name)
+    with pytest.raises(InvalidConfig, match=f"kv_cache_dtype=q8: {name} keeps latents instead of"):
+        loaded.in_8_bits()
+
+
+def test_keys_and_values_that_are_made_of_latents_at_once_are_stored_in_8_bits() -> None:
+    """DeepSeek V2's, as mlx-lm defines it, though its configuration has a rank."""
+    loaded = prepare(*build("deepseek_v2", rows("mlx-lm")["deepseek_v2"]["config"]), "small")
+    assert loaded.in_8_bits().is_quantised
+
+
+def test_a_model_that_is_served_one_sequence_at_a_time_works() -> None:
+    loaded = prepare(*build("gpt_bigcode", rows("mlx-lm")["gpt_bigcode"]["config"]), "small")
+    choice = attention.choose_attention("auto", loaded.in_8_bits())
+    assert choice.loaded.by_sequence
+    served = Served(choice)
+    alone = [served.answers(prompt)[0] for prompt in PROMPTS]
+    assert served.answers(*PROMPTS) == alone, "in a batch, from the cache"

@@ -145,12 +145,20 @@ class LoadedModel:
         """Return the model with its vision, or with the reason that it has none."""
         return replace(self, vision=vision, no_vision_reason=no_vision_reason)
 
+    @property
+    def keeps_latents(self) -> bool:
+        """True if a layer keeps latents, whether it attends over them by pages or a whole sequence at a time."""
+        rank = text_config(self.config).get("kv_lora_rank")
+        return any(
+            spec.is_latent or (spec.kv_heads == 1 and spec.key_dim == rank) for spec in self.layers
+        )
+
     def in_8_bits(self) -> LoadedModel:
         """Return the model with quantised keys and values.
 
         Raises InvalidConfig if they are latents.
         """
-        if any(spec.is_latent for spec in self.layers):
+        if self.keeps_latents:
             raise InvalidConfig(
                 f"kv_cache_dtype=q8: {self.name} keeps latents instead of keys and values, which are "
                 "smaller already and are not stored in 8 bits; leave kv_cache_dtype at auto.",
