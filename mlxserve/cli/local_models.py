@@ -44,9 +44,12 @@ _PURPOSES = {
 def show(name: Name, json: Json = False) -> None:
     """Show what a model on this machine is: its kind, size, context and memory; or an adapter's folder."""
     from mlxserve.hub.adapter_files import is_adapter
+    from mlxserve.hub.files import unserved_weights
     from mlxserve.hub.known_models import draft_of
 
-    if is_adapter(folder := Path(name).expanduser()):
+    # A model's folder may have an adapter among its files, which `-m` leaves out as well.
+    is_model = any((folder := Path(name).expanduser()).glob("model*.safetensors"))
+    if is_adapter(folder) and not is_model:
         _show_adapter(folder, json=json)
         return
     entry, place = _found(name)
@@ -75,6 +78,7 @@ def show(name: Name, json: Json = False) -> None:
         "head": entry.has_head,
         "draft": draft_of(entry.name) or None,
         "chat_template": None if entry.purpose else _abilities(place),
+        "not_served": unserved_weights(place),
     }
     if json:
         print_safe(json_format.dumps(card))
@@ -85,6 +89,8 @@ def show(name: Name, json: Json = False) -> None:
     print_safe(
         f"  Weights       {entry.weight_size / 1e9:.2f} GB, {_quantisation_label(quantised)}"
     )
+    if card["not_served"]:
+        print_safe(f"  Not served    {', '.join(card['not_served'])}")
     print_safe(f"  Context       {card['context'] or 'not said'} tokens")
     if entry.purpose:
         print_safe(f"  Made for      {_PURPOSES[entry.purpose]}")

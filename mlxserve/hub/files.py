@@ -38,6 +38,9 @@ DATA_FILES = (
     "model*.safetensors",
     "*_Dense/model.safetensors",  # layers of embedding models
 )
+# Weights that may lie beside those that are served: an adapter's, another format's, another program's.
+_MODEL = "model*.safetensors"
+_WEIGHTS = ("*.safetensors", "*.gguf", "*.npz", "*.pth", "pytorch_model*.bin", "adapter_model.bin")
 _SHARD = re.compile(r"(model-)([0-9]+)-of-([0-9]+)(\.safetensors)")
 _MAX_SHARDS = 10_000
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
@@ -59,7 +62,7 @@ class ModelFiles:
     def weights(self) -> list[Path]:
         if self.gguf is not None:
             return sorted({tensor.file for tensor in self.gguf.tensors.values()})
-        return sorted(self.path.glob("model*.safetensors"))
+        return sorted(self.path.glob(_MODEL))
 
     @property
     def place(self) -> Path:
@@ -77,6 +80,19 @@ class ModelFiles:
     def fingerprint(self) -> str:
         """Identifies the model by its contents: a copy elsewhere has the same one. Raises OSError."""
         return fingerprint(self.path, self.config, self.weights)
+
+
+def unserved_weights(place: Path) -> list[str]:
+    """Return the names of weights beside those that are served of a model's folder or GGUF file.
+
+    Of other GGUF files beside one only the encoders of images are named: the others are models of their own.
+    """
+    is_file = place.is_file()
+    folder = place.parent if is_file else place
+    served = set(() if is_file else folder.glob(_MODEL))
+    patterns = [p if p != "*.gguf" or not is_file else "mmproj*.gguf" for p in _WEIGHTS]
+    found = {file for pattern in patterns for file in folder.glob(pattern)}
+    return sorted(file.name for file in found - served)
 
 
 def find_model(model: str | None, revision: str | None = None) -> ModelFiles:

@@ -11,6 +11,7 @@ with identical bits. On Metal `fused_layers.py` joins them.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,7 +28,7 @@ from mlxserve.core.errors import InvalidConfig, OutOfMemory, UnsupportedModel
 from mlxserve.hub.adapter_files import AdapterFiles
 from mlxserve.hub.class_defaults import with_class_defaults
 from mlxserve.hub.context import CONTEXT_KEYS, Context, context_of
-from mlxserve.hub.files import ModelFiles, text_config
+from mlxserve.hub.files import ModelFiles, text_config, unserved_weights
 from mlxserve.hub.gguf.weights import load_gguf
 from mlxserve.hub.head_families import family_of, head_tensors
 from mlxserve.hub.headers import read_shapes
@@ -43,6 +44,8 @@ from mlxserve.model.refusals import why_not_loaded
 from mlxserve.model.split_by_heads import drop_head, split_by_heads
 from mlxserve.model.split_by_layers import split_by_layers
 from mlxserve.model.vision import Vision
+
+log = logging.getLogger("mlxserve.load")
 
 _TIED = "tie_word_embeddings"
 READ_ERRORS = (
@@ -214,6 +217,8 @@ def load(
     # A GGUF file is read whole before it is divided.
     if group is None or files.gguf is not None:
         refuse_too_large(files.weight_size, files.name, memory_limit)
+    if unserved := unserved_weights(files.place):
+        log.info("%s: %s beside its weights are not served", files.name, ", ".join(unserved))
     model, config = read_model(files, is_metal=is_metal)
     if group is not None and isinstance(model, VlmLanguageModel):
         raise UnsupportedModel(

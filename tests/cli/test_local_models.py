@@ -316,3 +316,17 @@ def test_an_adapters_folder_is_shown(tmp_path: Path, offline: Run) -> None:
     assert "of 1 layers, rank 3, scale 20" in shown
     card = json.loads(offline("show", str(tmp_path), "--json").out)
     assert (card["rank"], card["base"]) == (3, "org/Base")
+
+
+def test_what_a_mixed_folder_has_beside_its_model_is_shown(tmp_path: Path, offline: Run) -> None:
+    """The folder of the included model, with an adapter and a GGUF file among its files."""
+    folder = tmp_path / "mixed"
+    shutil.copytree(model_path(), folder)
+    for name in ("adapter_config.json", "adapters.safetensors", "other-Q8_0.gguf"):
+        (folder / name).write_text("{}")
+    shown = offline("show", str(folder)).out
+    assert "  Not served    adapters.safetensors, other-Q8_0.gguf" in shown
+    card = json.loads(offline("show", str(folder), "--json").out)
+    assert (card["format"], card["not_served"]) == (
+        "mlx", ["adapters.safetensors", "other-Q8_0.gguf"],
+    )  # fmt: skip

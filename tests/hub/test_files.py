@@ -15,7 +15,7 @@ from huggingface_hub import constants, errors
 
 from mlxserve.core.errors import ModelNotFound, UnsupportedModel
 from mlxserve.hub.embedded import MODEL_NAME, model_path
-from mlxserve.hub.files import DATA_FILES, find_model
+from mlxserve.hub.files import DATA_FILES, find_model, unserved_weights
 
 
 @pytest.fixture
@@ -359,3 +359,14 @@ def test_a_file_that_only_the_index_knows_is_named(folder: Path) -> None:
     assert "model-extra.safetensors" in refusal(folder)
     (folder / "model-extra.safetensors").write_bytes(b"1234")
     assert len(find_model(str(folder)).weights) == 2
+
+
+def test_weights_beside_those_that_are_served_are_named(folder: Path) -> None:
+    assert unserved_weights(folder) == []
+    others = ["a-Q4_0.gguf", "adapters.safetensors", "mmproj-f16.gguf", "pytorch_model.bin"]
+    for name in (*others, "notes.txt", "training_args.bin"):
+        (folder / name).write_bytes(b"GGUF")
+    assert find_model(str(folder)).gguf is None
+    assert unserved_weights(folder) == others
+    beside_a_file = ["adapters.safetensors", "mmproj-f16.gguf", "model.safetensors", others[-1]]
+    assert unserved_weights(folder / others[0]) == beside_a_file
