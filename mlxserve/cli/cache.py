@@ -14,9 +14,10 @@ from mlxserve.chat.prefix_store import prefix_files
 from mlxserve.cli.completion import models_here
 from mlxserve.cli.streams import print_safe
 from mlxserve.core.errors import InvalidRequest
-from mlxserve.disk.files import FoundFile, model_folders, model_of, scan
+from mlxserve.disk.files import model_folders, model_of, scan
 from mlxserve.disk.folder import disk_folder
 from mlxserve.disk.index import DiskIndex
+from mlxserve.disk.record import FoundFile
 
 app = typer.Typer(
     rich_markup_mode=None,

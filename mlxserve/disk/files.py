@@ -21,45 +21,25 @@ import logging
 import os
 import re
 import stat
-import struct
 import time
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
-from hashlib import blake2b
+from itertools import islice
 from pathlib import Path
 
+from mlxserve.disk.record import HEADER_SIZE, IDENTITY_SIZE, FoundFile, Records, UnsoundRecord
 from mlxserve.system.files import make_own_folder, open_regular, read_file, read_own_json, write_new
 
 log = logging.getLogger("mlxserve.disk")
 
-MAX_NAME = 32  # bytes
-IDENTITY_SIZE = 16
-_DIGEST_SIZE = 16
-_MAGIC = b"mlxpage2"
-_HEADER = struct.Struct(f"<8s{IDENTITY_SIZE}sB{MAX_NAME}sQ{_DIGEST_SIZE}s")
-HEADER_SIZE = _HEADER.size
 _SUFFIX, _UNFINISHED, _MODEL = ".page", ".new", "model"
 _LONG, _SHORT = re.compile(f"[0-9a-f]{{{2 * IDENTITY_SIZE}}}"), re.compile("[0-9a-f]{2}")
 _COUNT_BYTES = 1 << 12  # most of writes.json
 _MODEL_BYTES = 1 << 12  # most of a model's name
+_BATCH = 256  # files
 _LEFT_SECONDS = 3600.0  # after which an unfinished file belongs to a process that has died
 
 
-class UnsoundRecord(Exception):
-    """A file does not hold what was written under its name."""
-
-
-@dataclass(frozen=True, slots=True)
-class FoundFile:
-    """A record on disk, of any model."""
-
-    path: Path
-    size: int
-    used: float  # when it was last read or written, seconds since 1970
-    name: bytes | None = None  # None for a record of another model
-
-
-class DiskFiles:
+class DiskFiles(Records):
     """Every access to the disk. Methods raise OSError."""
 
     def __init__(
@@ -73,11 +53,10 @@ class DiskFiles:
 
         payload_sizes: allowed sizes of records in bytes; None allows any
         """
+        super().__init__(identity, payload_sizes)
         self.base = base
         self._model = model
         self.folder = base / identity.hex()
-        self._identity = identity
-        self._sizes = payload_sizes
         self._unlisted: set[Path] = set()  # subfolders that the last scan could not list
         self._numbers = itertools.count()
 
@@ -104,7 +83,7 @@ class DiskFiles:
         path = self.path(name)
         with open_regular(path, follows=False) as file:
             size = os.fstat(file.fileno()).st_size - HEADER_SIZE
-            if size < 0 or (self._sizes is not None and size not in self._sizes):
+            if not self.allows(size):
                 raise UnsoundRecord(f"{path} has {size + HEADER_SIZE} bytes, which no page has")
             header, payload = file.read(HEADER_SIZE), file.read(size)
         if header != self.header(name, payload):
@@ -115,18 +94,14 @@ class DiskFiles:
         """Set a record's time of last use, also for the next process."""
         os.utime(path, (used, used))
 
-    def header(self, name: bytes, payload: bytes) -> bytes:
-        """Return a record's header, which ends with a checksum of header and payload."""
-        assert len(name) <= MAX_NAME, "a name of more than 32 bytes"
-        fields = (_MAGIC, self._identity, len(name), name, len(payload))
-        start = _HEADER.pack(*fields, b"")[:-_DIGEST_SIZE]
-        checksum = blake2b(start, digest_size=_DIGEST_SIZE)
-        checksum.update(payload)
-        return start + checksum.digest()
-
     def delete(self, path: Path) -> None:
         """Delete a file; no error if it is not there."""
         path.unlink(missing_ok=True)
+
+    def batches(self) -> Iterator[list[FoundFile]]:
+        files = self.scan()
+        while batch := list(islice(files, _BATCH)):
+            yield batch
 
     def scan(self) -> Iterator[FoundFile]:
         """Like `scan` of the folder, with the names of own records."""

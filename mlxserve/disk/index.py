@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Iterable
 from pathlib import Path
 
-from mlxserve.disk.files import FoundFile
+from mlxserve.disk.record import FoundFile
 
 
 class DiskIndex:

@@ -1,4 +1,4 @@
-"""DiskThread: performs all disk access in short operations, so that a load never waits long.
+"""DiskThread: performs all access to a tier's records in short operations, so that a load never waits long.
 
     messages ──▶ taken between two operations ──▶ the most urgent operation ──▶ events
 
@@ -13,7 +13,7 @@ import errno
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import Enum, auto
@@ -22,18 +22,25 @@ from itertools import islice
 from pathlib import Path
 from queue import SimpleQueue
 
-from mlxserve.disk.files import HEADER_SIZE, DiskFiles, FoundFile, UnsoundRecord
 from mlxserve.disk.index import DiskIndex
 from mlxserve.disk.loads import DiskAnswer, DiskLoad
+from mlxserve.disk.record import (
+    HEADER_SIZE,
+    MAX_NAME,
+    FoundFile,
+    Records,
+    Unreachable,
+    UnsoundRecord,
+)
 
 log = logging.getLogger("mlxserve.disk")
 
 _PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN)
 _DECAY = 0.95  # weight of earlier reads in the rate, per record
-_LISTED_FILES = 256  # files per operation
 _TOUCHED_FILES = 64  # files per operation
 _DELETED_FILES = 64  # files per operation
 _MAX_FAULTS, _FAULT_SECONDS = 5, 60.0  # more of them within this time end the thread
+_MAX_FOUND = 1 << 20  # records that others have told of
 _LISTED_SECONDS = 60.0  # after which files are listed again before one is deleted for room
 
 
@@ -65,6 +72,14 @@ class Delete:
     names: tuple[bytes, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Found:
+    """News, not from the tier: others have written this record. Without a name: list all of them again."""
+
+    name: bytes | None = None
+    size: int = 0  # bytes
+
+
 class Order(Enum):
     """A message without content."""
 
@@ -73,7 +88,7 @@ class Order(Enum):
     CLOSE = auto()
 
 
-Message = DiskLoad | Record | Touch | Delete | Order
+Message = DiskLoad | Record | Touch | Delete | Order | Found
 
 
 @dataclass(slots=True)
@@ -107,13 +122,14 @@ class DiskNews:
     coldest: float | None  # when the record was used that goes first; None without any
     dropped: tuple[bytes, ...]  # they were to be written, and will not be
     error: OSError | None  # the reason; None where they were used too long ago
+    is_out: bool = False  # no record can be reached now
 
 
 @dataclass(slots=True)
 class _Listing:
     """Files that are being listed."""
 
-    files: Iterator[FoundFile]
+    files: Iterator[Sequence[FoundFile]]
     unseen: set[Path]  # records of the index that were not listed yet
     is_clearing: bool = False  # own records are deleted
 
@@ -122,7 +138,7 @@ class DiskThread:
     """The worker of one DiskTier; `run` is its thread's target."""
 
     def __init__(
-        self, files: DiskFiles, limit: int, clock: Callable[[], float], today: Callable[[], str]
+        self, files: Records, limit: int, clock: Callable[[], float], today: Callable[[], str]
     ) -> None:
         """Raises OSError if the folder cannot be created or written to."""
         files.prepare()
@@ -137,7 +153,7 @@ class DiskThread:
         self._saves: dict[bytes, Record] = {}  # written in this order
         self._touches: dict[bytes, float] = {}
         self._deletes: dict[bytes, None] = {}
-        self._listing: _Listing | None = _Listing(files.scan(), set())
+        self._listing: _Listing | None = _Listing(files.batches(), set())
         self._listed_at = 0.0
         self._day = today()
         self._use = DiskUse(limit, written_today=files.written(self._day))
@@ -151,6 +167,7 @@ class DiskThread:
 
     def run(self) -> None:
         """Run until the tier is closed, or until faults that are not the disk's repeat."""
+        self._files.watch(self)
         try:
             while not self._is_closed:
                 try:
@@ -158,9 +175,20 @@ class DiskThread:
                 except Exception as error:  # noqa: BLE001  (logged, and raised if it stays)
                     self._begin_again(error)
         except Exception:
-            log.exception("The disk cache has failed; nothing is kept on disk from now on")
+            words = self._files.wording
+            message = "The %s has failed; nothing is kept %s from now on"
+            log.exception(message, words.name, words.where)
         finally:
             self.events.put(None)
+            self._files.close()
+
+    def found(self, name: bytes, size: int, /) -> None:
+        """Take the news of a record that others have written. For any thread."""
+        self.messages.put(Found(name, size))
+
+    def list_again(self) -> None:
+        """List all records, of which some may have come or gone unnoticed. For any thread."""
+        self.messages.put(Found())
 
     def _operate(self) -> None:
         while (operate := self._receive()) is not None:
@@ -177,14 +205,14 @@ class DiskThread:
         self._faults = [at for at in self._faults if now - at < _FAULT_SECONDS] + [now]
         if len(self._faults) > _MAX_FAULTS:
             raise fault
-        log.error("A fault in the disk cache; it begins again", exc_info=fault)
+        log.error("A fault in the %s; it begins again", self._files.wording.name, exc_info=fault)
         for load in self._loads:
             self.events.put(DiskAnswer(load.ticket, ()))
         dropped = tuple(self._saves)
         for queue in (self._loads, self._payloads, self._saves, self._touches):
             queue.clear()
         is_clearing = self._listing is not None and self._listing.is_clearing
-        self._listing = _Listing(self._files.scan(), set(self._index.files), is_clearing)
+        self._listing = _Listing(self._files.batches(), set(self._index.files), is_clearing)
         error = OSError(f"{type(fault).__name__}: {fault}") if dropped else None
         self._tell(dropped=dropped, error=error)
 
@@ -200,6 +228,9 @@ class DiskThread:
         return None
 
     def _take(self, message: Message) -> None:
+        if isinstance(message, Found):
+            self._take_found(message)
+            return
         self._num_messages += 1
         if isinstance(message, DiskLoad):
             self._loads.append(message)
@@ -217,12 +248,25 @@ class DiskThread:
             self._index = DiskIndex()
             self._saves.clear()
             self._touches.clear()
-            self._listing = _Listing(self._files.scan(), set(), is_clearing=True)
+            self._listing = _Listing(self._files.batches(), set(), is_clearing=True)
         else:
             self._is_closed = True
 
+    def _take_found(self, found: Found) -> None:
+        if found.name is None:
+            is_clearing = self._listing is not None and self._listing.is_clearing
+            self._listing = _Listing(self._files.batches(), set(self._index.files), is_clearing)
+            return
+        # Whoever may tell of records may tell of many that are not there.
+        is_sound = 0 < len(found.name) <= MAX_NAME and self._index.num_own < _MAX_FOUND
+        if is_sound and self._files.path(found.name) not in self._index.files:
+            self._add(found.name, found.size, time.time())
+            self._tell()
+
     def _next(self) -> Callable[[], None] | None:
         """The most urgent operation; None if nothing is to be done."""
+        if self._files.is_out:
+            return self._refuse if self._loads or self._saves or self._touches else None
         if self._loads:
             return partial(self._read, self._loads[0])
         if self._deletes:
@@ -254,7 +298,18 @@ class DiskThread:
         news = (self._num_messages, is_idle, index.pop_changes(), replace(use), self._day)
         coldest = index.coldest()
         used = None if coldest is None else coldest.used
-        self.events.put(DiskNews(*news, used, tuple(dropped), error))
+        is_out = self._files.is_out
+        self.events.put(DiskNews(*news, used, tuple(dropped), error, is_out))
+
+    def _refuse(self) -> None:
+        """Answer loads with what was read, and drop records, as no record can be reached."""
+        for load in self._loads:
+            self.events.put(DiskAnswer(load.ticket, tuple(self._payloads)))
+            self._payloads.clear()
+        dropped = tuple(self._saves)
+        for queue in (self._loads, self._saves, self._touches):
+            queue.clear()
+        self._tell(dropped=dropped)
 
     def _read(self, load: DiskLoad) -> None:
         """Read one more record of a load, which is answered after the last one."""
@@ -286,9 +341,15 @@ class DiskThread:
             if isinstance(error, OSError) and error.errno in _PASSING:
                 log.debug("A page cannot be read now: %s", error)
                 return None
+            if isinstance(error, Unreachable):
+                return None
             if not isinstance(error, FileNotFoundError) and not self._has_warned_of_loss:
                 self._has_warned_of_loss = True
-                log.warning("A page on disk cannot be used and is computed again: %s", error)
+                log.warning(
+                    "A page %s cannot be used and is computed again: %s",
+                    self._files.wording.where,
+                    error,
+                )
             self._use.num_lost += 1
             self._delete(self._files.path(name))
             return None
@@ -309,36 +370,44 @@ class DiskThread:
 
     def _touch(self) -> None:
         """Store some records' times of last use."""
-        for name in list(islice(self._touches, _TOUCHED_FILES)):
-            used, path = self._touches.pop(name), self._files.path(name)
-            if (file := self._index.files.get(path)) is not None:
-                try:
-                    with self._operation():
-                        self._files.touch(path, used)
-                    self._index.add(replace(file, used=used))
-                except FileNotFoundError:
-                    self._index.remove(path)
-                except OSError as error:
-                    log.debug("The use of %s cannot be noted: %s", path, error)
+        names = list(islice(self._touches, _TOUCHED_FILES))
+        times = {self._files.path(name): self._touches.pop(name) for name in names}
+        known = {path: used for path, used in times.items() if path in self._index.files}
+        try:
+            with self._operation():
+                touched = self._files.touch_all(known)
+        except OSError as error:
+            log.debug("The use of records cannot be noted: %s", error)
+            touched = {}
+        for path, is_there in touched.items():
+            if is_there:
+                self._index.add(replace(self._index.files[path], used=known[path]))
+            else:
+                self._index.remove(path)
         self._tell()
 
     def _list(self, listing: _Listing) -> None:
         """List some more files; at the end, forget records that were not listed."""
         try:
             with self._operation():
-                part = list(islice(listing.files, _LISTED_FILES))
+                part = next(listing.files, None)
+        except Unreachable:
+            # Listed from the beginning once it can be reached.
+            self._listing = replace(listing, files=self._files.batches())
+            self._tell()
+            return
         except OSError as error:
-            log.warning("The disk cache cannot be listed: %s", error)
-            part = []
+            log.warning("Records %s cannot be listed: %s", self._files.wording.where, error)
+            part = None
             # What was there before probably still is.
             listing.unseen.clear()
-        for file in part:
+        for file in part or ():
             listing.unseen.discard(file.path)
             if listing.is_clearing and file.name is not None:
                 self._delete(file.path)
             else:
                 self._index.add(file)
-        if not part:
+        if part is None:
             for path in listing.unseen:
                 self._index.remove(path)
             self._listing, self._listed_at = None, self._clock()
@@ -352,8 +421,10 @@ class DiskThread:
 
     def _delete_some(self) -> None:
         for name in list(islice(self._deletes, _DELETED_FILES)):
-            del self._deletes[name]
             self._delete(self._files.path(name))
+            if self._files.is_out:
+                break  # deleted once it can be reached
+            del self._deletes[name]
         self._tell()
 
     def _is_too_full(self) -> bool:
@@ -374,7 +445,7 @@ class DiskThread:
             del self._saves[record.name]
             self._tell(dropped=[record.name])
         elif self._clock() - self._listed_at > _LISTED_SECONDS:
-            self._listing = _Listing(self._files.scan(), set(self._index.files))
+            self._listing = _Listing(self._files.batches(), set(self._index.files))
         else:
             self._use.num_deleted += 1
             self._delete(victim.path)
@@ -386,7 +457,8 @@ class DiskThread:
             with self._operation():
                 self._files.write(record.name, record.payload, record.used)
         except OSError as error:
-            self._tell(dropped=self._saves, error=error)
+            is_out = isinstance(error, Unreachable)
+            self._tell(dropped=self._saves, error=None if is_out else error)
             self._saves.clear()
             return
         del self._saves[record.name]

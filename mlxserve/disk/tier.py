@@ -1,10 +1,10 @@
-"""DiskTier: an LRU cache of records on disk, by name.
+"""Tier: an LRU cache of records by name, on disk (`DiskTier`) or in a store that several servers share.
 
     save ──▶ accepted ──▶ on disk ──▶ deleted for room, lost, or cleared
                 │            │
     load ◀──────┴────────────┘           loads go before writes
 
-    the caller's thread: DiskTier ── messages ──▶ DiskThread, which owns the index and the files
+    the caller's thread: Tier ────── messages ──▶ DiskThread, which owns the index and the files
                                   ◀── events ────
 
 Each owns its state, so there is no lock. The caller sees the names that events have brought and
@@ -30,8 +30,9 @@ from pathlib import Path
 from queue import Empty
 
 from mlxserve.core.errors import InvalidConfig
-from mlxserve.disk.files import HEADER_SIZE, DiskFiles
+from mlxserve.disk.files import DiskFiles
 from mlxserve.disk.loads import DiskAnswer, DiskLoads
+from mlxserve.disk.record import HEADER_SIZE, Records
 from mlxserve.disk.thread import (
     Delete,
     DiskNews,
@@ -50,6 +51,11 @@ log = logging.getLogger("mlxserve.disk")
 STALL_SECONDS = 10.0  # one operation; then the disk is given up
 
 
+def today_utc() -> str:
+    """Return the day, as in 2026-12-31."""
+    return datetime.now(UTC).date().isoformat()
+
+
 class DiskState(IntEnum):
     """The disk's readiness for requests."""
 
@@ -60,49 +66,41 @@ class DiskState(IntEnum):
     FAILED = 4  # until a restart
 
 
-class DiskTier:
-    """Records of one identity below `base`, which other identities and processes may share.
+class Tier:
+    """Records of one identity, which other identities and processes may have beside them.
 
     Not thread-safe: all methods are for one thread.
     """
 
     def __init__(
         self,
-        base: Path,
+        records: Records,
         *,
-        identity: bytes,
         limit: int,
         daily_writes: int,
-        model: str = "",
-        payload_sizes: Collection[int] | None = None,
-        files: DiskFiles | None = None,
         clock: Callable[[], float] = RUNNING.now,
-        today: Callable[[], str] = lambda: datetime.now(UTC).date().isoformat(),
+        today: Callable[[], str] = today_utc,
     ) -> None:
         """Open the tier.
 
-        identity: 16 bytes; records of another one are never read
-        limit: most bytes below `base`, of all identities
+        records: access to them, by this tier alone
+        limit: most bytes of all records, of all identities
         daily_writes: most bytes written in a day (UTC), by all processes
-        model: its name, for people who look into the folder
-        payload_sizes: allowed sizes of records in bytes; None allows any
-        files: what accesses the disk, for tests
 
-        Raises InvalidConfig if the folder cannot be created or written to.
+        Raises OSError if the records' place cannot be made or written to.
         """
-        files = files or DiskFiles(base, identity, model, payload_sizes)
-        try:
-            self._disk = DiskThread(files, limit, clock, today)
-        except OSError as error:
-            raise InvalidConfig(
-                f"the disk cache cannot be in {base}: {error}. Choose another disk_cache_dir, or "
-                "disk_cache_size=0."
-            ) from error
-        self.folder = files.folder  # folder of this identity
+        self._disk = DiskThread(records, limit, clock, today)
+        self._words = records.wording
         self.limit = limit
         self._clock = clock
         self._loads = DiskLoads()
-        self._writes = DiskWrites(limit=limit, daily_writes=daily_writes, clock=clock, today=today)
+        self._writes = DiskWrites(
+            limit=limit,
+            daily_writes=daily_writes,
+            clock=clock,
+            today=today,
+            wording=self._words,
+        )
         self._names: set[bytes] = set()  # own records on disk
         self._news: DiskNews  # the first one tells of the start
         self._num_messages = self._cleared_at = 0
@@ -122,6 +120,11 @@ class DiskTier:
     def is_written(self, name: bytes) -> bool:
         """True if this record exists and no longer waits to be written."""
         return self._works() and name in self._names
+
+    @property
+    def accepts(self) -> bool:
+        """True if `save` takes records now."""
+        return self._works() and not self._is_closed and not self._writes.is_paused
 
     def keeps(self, num_bytes: int, used: float) -> bool:
         """True if a record of `num_bytes`, last used at `used`, would be kept if saved.
@@ -143,7 +146,7 @@ class DiskTier:
         again. `used`: when each was used last, seconds since 1970; None for now. Those that are
         colder than all that is on a full disk are not written.
         """
-        if not self._works() or self._is_closed or self._writes.is_paused:
+        if not self.accepts:
             return 0
         used = used or [time.time()] * len(records)
         for num_taken, (name, payload) in enumerate(records):
@@ -220,7 +223,7 @@ class DiskTier:
         self._send(Order.CLOSE)
         self._thread.join(1.0)
         if self._thread.is_alive():
-            log.warning("The disk does not answer; some pages may not be written.")
+            log.warning("%s does not answer; some pages may not be written.", self._words.subject)
 
     def _send(self, message: Message) -> None:
         self._disk.messages.put(message)
@@ -242,16 +245,17 @@ class DiskTier:
         is_stalled = began is not None and self._clock() - began > STALL_SECONDS
         if is_stalled and not self._is_stalled:
             log.warning(
-                "The disk has not answered for %.0f s. Until it does, nothing is kept there "
+                "%s has not answered for %.0f s. Until it does, nothing is kept there "
                 "and its pages are computed again",
+                self._words.subject,
                 STALL_SECONDS,
             )
             self._loads.answer_all()
             self._send(Order.GIVE_UP)
         elif self._is_stalled and not is_stalled:
-            log.info("The disk answers again")
+            log.info("%s answers again", self._words.subject)
         self._is_stalled = is_stalled
-        return not (self._has_ended or is_stalled)
+        return not (self._has_ended or is_stalled or self._news.is_out)
 
     def _take_all(self) -> None:
         while not self._disk.events.empty():
@@ -276,3 +280,41 @@ class DiskTier:
             self._writes.drop(() if is_old else event.dropped)
             if event.error is not None:
                 self._writes.failed(event.error)
+
+
+class DiskTier(Tier):
+    """A tier of files below `base`, which other identities and processes may share."""
+
+    def __init__(
+        self,
+        base: Path,
+        *,
+        identity: bytes,
+        limit: int,
+        daily_writes: int,
+        model: str = "",
+        payload_sizes: Collection[int] | None = None,
+        files: DiskFiles | None = None,
+        clock: Callable[[], float] = RUNNING.now,
+        today: Callable[[], str] = today_utc,
+    ) -> None:
+        """Open the tier.
+
+        identity: 16 bytes; records of another one are never read
+        model: its name, for people who look into the folder
+        payload_sizes: allowed sizes of records in bytes; None allows any
+        files: what accesses the disk, for tests
+
+        The others are those of `Tier`. Raises InvalidConfig if the folder cannot be created or written to.
+        """
+        files = files or DiskFiles(base, identity, model, payload_sizes)
+        try:
+            super().__init__(
+                files, limit=limit, daily_writes=daily_writes, clock=clock, today=today
+            )
+        except OSError as error:
+            raise InvalidConfig(
+                f"the disk cache cannot be in {base}: {error}. Choose another disk_cache_dir, or "
+                "disk_cache_size=0."
+            ) from error
+        self.folder = files.folder  # folder of this identity

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 
-from mlxserve.disk.files import HEADER_SIZE
-from mlxserve.disk.tier import DiskTier
+from mlxserve.disk.record import HEADER_SIZE
+from mlxserve.disk.tier import Tier
 
 
 class Unwritten:
     """Names of records of one kind; at most as many as fit on disk."""
 
-    def __init__(self, tier: DiskTier, num_bytes: int) -> None:
+    def __init__(self, tier: Tier, num_bytes: int) -> None:
         """`num_bytes`: size of a record's payload."""
         self._tier = tier
         self._num_bytes = num_bytes

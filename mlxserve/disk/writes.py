@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 
-from mlxserve.disk.files import HEADER_SIZE
+from mlxserve.disk.record import HEADER_SIZE, ON_DISK, Wording
 
 log = logging.getLogger("mlxserve.disk")
 
@@ -27,8 +27,10 @@ class DiskWrites:
         daily_writes: int,
         clock: Callable[[], float],
         today: Callable[[], str],
+        wording: Wording = ON_DISK,
     ) -> None:
-        """Arguments are those of `DiskTier`."""
+        """Arguments are those of `Tier`."""
+        self._words = wording
         self._limit, self._daily_writes = limit, daily_writes
         self._clock, self._today = clock, today
         self._staged: dict[bytes, int] = {}  # bytes of payloads by name
@@ -103,13 +105,13 @@ class DiskWrites:
     def _refusal(self, size: int) -> tuple[str, str] | None:
         """Return (kind, reason for the log) if `size` more bytes are refused; None otherwise."""
         if size > self._limit:
-            return "size", f"a page of {size} bytes is more than disk_cache_size allows"
+            return "size", f"a page of {size} bytes is more than {self._words.size_option} allows"
         if self._staged_bytes + size > STAGED_BYTES:
-            return "speed", "the disk is slower than pages are computed"
+            return "speed", f"{self._words.subject} is slower than pages are computed"
         if self.written_today + self._staged_bytes + size > self._daily_writes:
             self._full_day = day = self._today()
             return f"day {day}", (
-                f"{self._daily_writes} bytes were written on {day}; disk_cache_daily_writes allows "
+                f"{self._daily_writes} bytes were written on {day}; {self._words.writes_option} allows "
                 "no more"
             )
         return None
@@ -118,4 +120,4 @@ class DiskWrites:
         """Log a warning, once per kind until a write succeeds."""
         if kind not in self._warned:
             self._warned.add(kind)
-            log.warning("Pages are not kept on disk: %s.", reason)
+            log.warning("Pages are not kept %s: %s.", self._words.where, reason)

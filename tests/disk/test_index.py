@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mlxserve.disk.files import FoundFile
 from mlxserve.disk.index import DiskIndex
+from mlxserve.disk.record import FoundFile
 
 
 def file(path: str, size: int, used: float, name: bytes | None = None) -> FoundFile:

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from mlxserve.core.errors import InvalidConfig
-from mlxserve.disk.files import HEADER_SIZE, DiskFiles, FoundFile
+from mlxserve.disk.files import DiskFiles
+from mlxserve.disk.record import HEADER_SIZE, FoundFile
 from mlxserve.disk.tier import STALL_SECONDS, DiskState, DiskTier
 from mlxserve.disk.writes import RETRY_SECONDS
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mlxserve.disk.files import HEADER_SIZE
+from mlxserve.disk.record import HEADER_SIZE
 from mlxserve.disk.tier import DiskTier
 from mlxserve.disk.unwritten import Unwritten
 

@@ -6,7 +6,7 @@ import errno
 
 import pytest
 
-from mlxserve.disk.files import HEADER_SIZE
+from mlxserve.disk.record import HEADER_SIZE
 from mlxserve.disk.writes import RETRY_SECONDS, DiskWrites
 
 PAGE = 1000

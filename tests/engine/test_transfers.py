@@ -14,7 +14,8 @@ from mlxserve.cache.kinds.state_slots import StateSlots
 from mlxserve.cache.pages import PagePool
 from mlxserve.core.config import PreemptionMode, SchedulerConfig
 from mlxserve.core.sampling_params import SamplingParams
-from mlxserve.disk.files import HEADER_SIZE, DiskFiles
+from mlxserve.disk.files import DiskFiles
+from mlxserve.disk.record import HEADER_SIZE
 from mlxserve.disk.tier import DiskTier
 from mlxserve.engine import transfers
 from mlxserve.engine.disk_cache import DiskCache, page_records, state_records, window_records
