@@ -26,7 +26,7 @@ from mlxserve.core.config import EngineConfig, PreemptionMode
 from mlxserve.core.errors import InvalidConfig
 from mlxserve.disk.folder import default_bytes
 from mlxserve.disk.folder import disk_folder as folder_of
-from mlxserve.disk.tier import DiskTier
+from mlxserve.disk.tier import UNLIMITED, DiskTier, Tier
 from mlxserve.engine.async_engine import AsyncEngine
 from mlxserve.engine.disk_cache import DiskCache, page_records, state_records, window_records
 from mlxserve.engine.engine import Engine
@@ -60,6 +60,7 @@ from mlxserve.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from mlxserve.cache.events import PageEvents
+    from mlxserve.disk.record import Records
 
 log = logging.getLogger("mlxserve.build")
 
@@ -360,42 +361,73 @@ def _pace(
 def _disk(
     config: EngineConfig, files: ModelFiles, part: EnginePart, pace: StepTimeModel
 ) -> DiskCache | None:
+    """Open the disk cache and the page store; None if there is neither."""
+    if not config.scheduler.enable_prefix_caching:
+        return None
+    kinds = [page_records(part.page_size_on_disk)]
+    if part.group is not None and part.windows is not None:
+        kinds.append(window_records(part.windows.kv.nbytes_of(1)))
+    if part.loaded.has_states:
+        kinds.append(state_records(part.loaded.state_nbytes))
+    sizes = {kind.unit_bytes for kind in kinds}
+    # Before the threads start: it refuses a wrong address.
+    records = _store_records(config, files, part, sizes)
+    disk = _disk_tier(config, files, part, sizes)
+    store = None
+    if records is not None:
+        daily = int(config.page_store_daily_writes * (1 << 30))
+        store = Tier(records, limit=UNLIMITED, daily_writes=daily)
+    if disk is None and store is None:
+        return None
+    for tier in (disk, store):
+        if tier is not None:
+            tier.flush(_INDEX_SECONDS)
+    return DiskCache(disk, pace, kinds, page_size=config.page_size, store=store)
+
+
+def _disk_tier(
+    config: EngineConfig, files: ModelFiles, part: EnginePart, sizes: set[int]
+) -> DiskTier | None:
     """Open the disk cache; None if it is off, or the default folder cannot be used."""
-    loaded = part.loaded
     is_swap = config.scheduler.preemption_mode is PreemptionMode.SWAP
     folder = folder_of(config.disk_cache_dir)
     if config.disk_cache_size is not None:
         limit = int(config.disk_cache_size * (1 << 30))
     else:
         limit = default_bytes(folder) if is_swap else 0
-    if not limit or not config.scheduler.enable_prefix_caching:
+    if not limit:
         return None
     daily = config.disk_cache_daily_writes
     try:
-        tier = DiskTier(
+        return DiskTier(
             folder,
             identity=_identity(files, part),
             model=files.name,
             limit=limit,
             daily_writes=10 * limit if daily is None else int(daily * (1 << 30)),
-            payload_sizes={
-                part.page_size_on_disk,
-                *(pool.nbytes_of(1) for pool in part.pools[1:]),
-                loaded.state_nbytes,
-            },
+            payload_sizes=sizes,
         )
     except InvalidConfig as error:
         if config.disk_cache_dir or is_swap:
             raise
         log.warning("Nothing is kept on disk: %s", error)
         return None
-    tier.flush(_INDEX_SECONDS)
-    kinds = [page_records(part.page_size_on_disk)]
-    if part.group is not None and part.windows is not None:
-        kinds.append(window_records(part.windows.kv.nbytes_of(1)))
-    if loaded.has_states:
-        kinds.append(state_records(loaded.state_nbytes))
-    return DiskCache(tier, pace, kinds, page_size=config.page_size)
+
+
+def _store_records(
+    config: EngineConfig, files: ModelFiles, part: EnginePart, sizes: set[int]
+) -> Records | None:
+    """Return access to the page store; None if there is none."""
+    if config.page_store is None:
+        return None
+    try:
+        from mlxserve.disk.store import StoreRecords
+    except ImportError as error:
+        raise InvalidConfig(
+            "page_store needs redis-py: pip install 'mlxserve[fleet]'. Or leave it out.",
+            option="page_store",
+        ) from error
+    return StoreRecords(config.page_store, _identity(files, part), files.name, sizes)
 
 
 def _salted_by(config: EngineConfig, files: ModelFiles) -> str:

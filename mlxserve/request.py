@@ -83,6 +83,7 @@ class CacheReport:
     differs_at: int  # position of the first token that was not cached
     reason: CacheMiss
     num_from_disk: int = 0  # tokens that were read from disk
+    num_from_store: int = 0  # tokens that were read from a page store
 
 
 class Guide(Protocol):
@@ -251,6 +252,7 @@ class LiveRequest:
     disk_base: int = 0  # it can continue after its pages before this one if nothing is read
     disk_first: int = 0  # its pages before this one were in memory when it began
     disk_end: int = 0  # its pages up to this one are read from disk where they are not computed
+    num_from_store: int = 0  # pages read from a page store that its report does not have yet
     disk_resume: int = 0  # page from which it is read again, after one that was lost
     loading: PageRun | None = None  # pages that are being read into its table
     decodes_until: int = 0  # it decodes every position before this one, without another look

@@ -453,6 +453,7 @@ def unhurried_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mlxserve.engine.transfers.CLOSING_SECONDS", 300.0)
     monkeypatch.setattr("mlxserve.disk.tier.STALL_SECONDS", 300.0)
     monkeypatch.setattr("mlxserve.engine.disk_cache.DiskCache.pays", lambda *_: True)
+    monkeypatch.setattr("mlxserve.engine.disk_cache.DiskCache.store_pays", lambda *_: True)
     monkeypatch.setattr("mlxserve.engine.disk_cache.DiskCache.patience", lambda *_: 300.0)
 
 

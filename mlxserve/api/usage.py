@@ -80,6 +80,7 @@ def cache_report(cache: CacheReport | None) -> dict[str, Any] | None:
         "num_pages": cache.num_pages,
         "num_tokens": cache.num_tokens,
         "tokens_from_disk": cache.num_from_disk,
+        "tokens_from_store": cache.num_from_store,
         "differs_at": cache.differs_at,
         "reason": str(cache.reason),
     }

@@ -18,6 +18,7 @@ from metal_kernels.limits import BACKENDS, PAGE_SIZES
 from mlxserve.core.errors import InvalidConfig
 from mlxserve.core.kv_events import KvEventsConfig
 from mlxserve.core.option import Option, Options
+from mlxserve.core.store_url import check_store_url
 
 MIN_PAGES, MAX_PAGES = 2, 1 << 24  # bounds of the cache, whatever the memory
 _STEP_BUDGET = 2048
@@ -479,6 +480,26 @@ class EngineConfig(Options):
             is_tuning=True,
         ),
     ] = None
+    page_store: Annotated[
+        str | None,
+        Option(
+            "A Redis server (Redis, Valkey) that keeps pages for several servers of the same model. A password in it "
+            "is best given by the environment. Whoever can write to it can change answers.",
+            "Disk cache",
+            "redis://HOST:PORT",
+            default="none",
+        ),
+    ] = None
+    page_store_daily_writes: Annotated[
+        float,
+        Option(
+            "Most that all servers together write to the page store in a day (UTC).",
+            "Disk cache",
+            "GiB",
+            gt=0,
+            is_tuning=True,
+        ),
+    ] = 1024.0
     tensor_parallel_size: Annotated[
         int,
         Option(
@@ -634,6 +655,7 @@ class EngineConfig(Options):
     def check_together(self) -> None:
         self._check_template_kwargs()
         self._check_kv_events()
+        self._check_page_store()
         self._check_adapters()
         if self.scheduler.preemption_mode is PreemptionMode.SWAP:
             self._check_swap()
@@ -663,6 +685,17 @@ class EngineConfig(Options):
                 "kv_events tells what the prefix cache stores, which enable_prefix_caching=false turns off. "
                 "Leave one of them out.",
                 option="kv_events",
+            )
+
+    def _check_page_store(self) -> None:
+        if self.page_store is None:
+            return
+        check_store_url(self.page_store)
+        if not self.scheduler.enable_prefix_caching:
+            raise InvalidConfig(
+                "page_store keeps what the prefix cache has, which enable_prefix_caching=false turns off. "
+                "Leave one of them out.",
+                option="page_store",
             )
 
     def _check_adapters(self) -> None:
@@ -714,6 +747,11 @@ class EngineConfig(Options):
                 "disk_cache_size works with one rank only, because each rank has a part of every "
                 "page. Leave it out, or set it to 0.",
                 option="disk_cache_size",
+            )
+        if self.page_store is not None:
+            raise InvalidConfig(
+                "page_store works with one rank only, because each rank has a part of every page. Leave it out.",
+                option="page_store",
             )
         if self.scheduler.preemption_mode is PreemptionMode.SWAP:
             raise InvalidConfig(

@@ -8,6 +8,7 @@ out copies; a copy is never changed. `Stats` is one copy of every group.
     windows ─── WindowStats ────┤
     engine ──── StepStats ──────┼─ Stats ── /metrics, the log line, `LLM.stats()`
     disk ────── DiskStats ──────┤
+    store ───── StoreStats ─────┤
     workers ─── RankStats ──────┤
     vision ──── VisionStats ────┤
     snapshots ─ StateStats ─────┘
@@ -170,7 +171,7 @@ class SchedulerStats(StatsGroup):
     recomputed_tokens: Annotated[int, counter("Tokens computed again after a preemption.")] = 0
     swapped_tokens: Annotated[int, counter("Tokens whose pages the disk took in a preemption.")] = 0
     restored_tokens: Annotated[
-        int, counter("Tokens whose pages were read from disk instead of computed.")
+        int, counter("Tokens whose pages were read from disk or store instead of computed.")
     ] = 0
     align_deferrals: Annotated[
         int,
@@ -372,6 +373,53 @@ class DiskStats(StatsGroup):
 
 
 @dataclass(slots=True)
+class StoreStats(StatsGroup):
+    """The page store: this model's pages there as far as is known, and reads and writes since the start."""
+
+    num_pages: Annotated[int, gauge("Pages in the page store.", "page_store_pages")] = 0
+    num_bytes: Annotated[int, gauge("Bytes of these pages.", "page_store_bytes")] = 0
+    num_read: Annotated[int, counter("Pages read from the page store.", "page_store_hits")] = 0
+    num_lost: Annotated[
+        int,
+        counter(
+            "Pages that were to be read from the store, and were evicted or damaged.",
+            "page_store_lost",
+        ),
+    ] = 0
+    num_written: Annotated[
+        int, counter("Pages written to the page store.", "page_store_written")
+    ] = 0
+    bytes_read: Annotated[
+        int, counter("Bytes read from the page store.", "page_store_read_bytes")
+    ] = 0
+    bytes_written: Annotated[
+        int, counter("Bytes written to the page store.", "page_store_written_bytes")
+    ] = 0
+    written_today: Annotated[
+        int,
+        gauge(
+            "Bytes written to the page store today (UTC), by every server.",
+            "page_store_written_today_bytes",
+        ),
+    ] = 0
+    read_rate: Annotated[
+        float,
+        gauge(
+            "Bytes per second of recent reads from the page store; 0 before the first.",
+            "page_store_read_rate",
+        ),
+    ] = 0.0
+    state: Annotated[
+        int,
+        gauge(
+            "0: no page store, 1: it works, 2: pages are read only, 3: it does not answer, "
+            "4: it has failed until a restart.",
+            "page_store_state",
+        ),
+    ] = 0
+
+
+@dataclass(slots=True)
 class VisionStats(StatsGroup):
     """Counters of the image encoder; zeros for models that read text only."""
 
@@ -429,6 +477,7 @@ class Stats:
     pool: PoolStats = field(default_factory=PoolStats)
     engine: StepStats = field(default_factory=StepStats)
     disk: DiskStats = field(default_factory=DiskStats)
+    store: StoreStats = field(default_factory=StoreStats)
     states: StateStats = field(default_factory=StateStats)
     windows: WindowStats = field(default_factory=WindowStats)
     ranks: RankStats = field(default_factory=RankStats)

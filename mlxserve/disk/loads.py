@@ -21,10 +21,14 @@ class DiskLoad:
 
 @dataclass(frozen=True, slots=True)
 class DiskAnswer:
-    """The answer to a load: the leading records that were read and verified."""
+    """The answer to a load: the leading records that were read and verified.
+
+    from_store: True for each that came from a page store; empty if there is none
+    """
 
     ticket: int
     payloads: tuple[bytes, ...]
+    from_store: tuple[bool, ...] = ()
 
 
 class DiskLoads:

@@ -77,12 +77,16 @@ class Records(ABC):
     """Every access to the records of one identity. Methods raise OSError, and Unreachable."""
 
     wording = ON_DISK
-    is_out = False  # nothing can be reached; set and reset by the records themselves
 
     def __init__(self, identity: bytes, payload_sizes: Collection[int] | None = None) -> None:
         """payload_sizes: allowed sizes of payloads in bytes; None allows any."""
         self._identity = identity
         self._sizes = payload_sizes
+
+    @property
+    def is_out(self) -> bool:
+        """True while no record can be reached. The records themselves find out when they can be again."""
+        return False
 
     def header(self, name: bytes, payload: bytes) -> bytes:
         """Return a record's header, which ends with a checksum of header and payload."""

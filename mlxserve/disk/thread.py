@@ -256,6 +256,8 @@ class DiskThread:
         if found.name is None:
             is_clearing = self._listing is not None and self._listing.is_clearing
             self._listing = _Listing(self._files.batches(), set(self._index.files), is_clearing)
+            # One that was slow may be fast now: the next load is the measurement.
+            self._recent_bytes = self._recent_seconds = self._use.read_rate = 0.0
             return
         # Whoever may tell of records may tell of many that are not there.
         is_sound = 0 < len(found.name) <= MAX_NAME and self._index.num_own < _MAX_FOUND

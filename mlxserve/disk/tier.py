@@ -48,6 +48,7 @@ from mlxserve.system.suspend_clock import RUNNING
 
 log = logging.getLogger("mlxserve.disk")
 
+UNLIMITED = 1 << 62  # bytes of a tier that deletes nothing for room
 STALL_SECONDS = 10.0  # one operation; then the disk is given up
 
 
@@ -123,8 +124,8 @@ class Tier:
 
     @property
     def accepts(self) -> bool:
-        """True if `save` takes records now."""
-        return self._works() and not self._is_closed and not self._writes.is_paused
+        """True unless `save` refuses every record now."""
+        return self._state() is DiskState.WORKS and not self._is_closed
 
     def keeps(self, num_bytes: int, used: float) -> bool:
         """True if a record of `num_bytes`, last used at `used`, would be kept if saved.
@@ -146,7 +147,7 @@ class Tier:
         again. `used`: when each was used last, seconds since 1970; None for now. Those that are
         colder than all that is on a full disk are not written.
         """
-        if not self.accepts:
+        if not self._works() or self._is_closed or self._writes.is_paused:
             return 0
         used = used or [time.time()] * len(records)
         for num_taken, (name, payload) in enumerate(records):

@@ -8,15 +8,17 @@ from collections.abc import Iterable, Iterator, Mapping
 from mlxserve.disk.record import HEADER_SIZE
 from mlxserve.disk.tier import Tier
 
+_MAX_NAMES = 1 << 20  # of a tier without a limit; each takes some 150 bytes
+
 
 class Unwritten:
     """Names of records of one kind; at most as many as fit on disk."""
 
     def __init__(self, tier: Tier, num_bytes: int) -> None:
         """`num_bytes`: size of a record's payload."""
-        self._tier = tier
+        self.tier = tier
         self._num_bytes = num_bytes
-        self._most = tier.limit // (num_bytes + HEADER_SIZE)
+        self._most = min(_MAX_NAMES, tier.limit // (num_bytes + HEADER_SIZE))
         self._used: OrderedDict[bytes, float] = OrderedDict()  # the last used last
 
     def use(self, used: Mapping[bytes, float]) -> None:
@@ -36,19 +38,19 @@ class Unwritten:
         """True if it is not on disk, and would be kept there."""
         if (used := self._used.get(name)) is None:
             return False
-        if self._tier.is_written(name):
+        if self.tier.is_written(name):
             del self._used[name]
             return False
-        return name not in self._tier and self._tier.keeps(self._num_bytes, used)
+        return name not in self.tier and self.tier.keeps(self._num_bytes, used)
 
     def __iter__(self) -> Iterator[bytes]:
         """Records that would be kept on disk, most recently used first."""
-        while self._used and self._tier.is_written(next(reversed(self._used))):
+        while self._used and self.tier.is_written(next(reversed(self._used))):
             self._used.popitem()
         for name, used in reversed(self._used.items()):
-            if name in self._tier:
+            if name in self.tier:
                 continue
-            if not self._tier.keeps(self._num_bytes, used):
+            if not self.tier.keeps(self._num_bytes, used):
                 return
             yield name
 

@@ -1,4 +1,4 @@
-"""DiskCache: the disk as the scheduler sees it, and the decision whether reading pays.
+"""DiskCache: the disk and the page store as the scheduler sees them, and the decision whether reading pays.
 
     read:     bytes of the pages / measured bytes per second
     compute:  tokens * measured seconds of a prompt's token
@@ -12,10 +12,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from mlxserve.cache.kinds.kind import Uses
 from mlxserve.disk.loads import DiskAnswer
-from mlxserve.disk.tier import DiskTier
+from mlxserve.disk.tier import DiskTier, Tier
+from mlxserve.disk.tiers import Tiers
 from mlxserve.disk.unwritten import Unwritten
 from mlxserve.engine.step_time_model import StepTimeModel
 
@@ -62,24 +64,34 @@ class DiskCache:
 
     def __init__(
         self,
-        tier: DiskTier,
+        disk: DiskTier | None,
         pace: StepTimeModel,
         kinds: Sequence[RecordKind],
         *,
         page_size: int,
+        store: Tier | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Keep units in a tier.
+        """Keep units on disk, in a store that other servers share, or in both.
 
         kinds: full pages of `page_size` tokens first, then the other kinds
         clock: seconds since 1970
         """
-        self.tier = tier
+        assert disk is not None or store is not None, "units are kept somewhere"
+        self.disk = disk
+        self.store = store
+        self.tier = _together(disk, store)
         self._pace = pace
         self.kinds = {kind.name: kind for kind in kinds}
         self._page_size = page_size
         self._clock = clock
-        self._unwritten = {kind.name: Unwritten(tier, kind.unit_bytes) for kind in kinds}
+        # By kind, of each tier.
+        self._unwritten = {
+            kind.name: [
+                Unwritten(tier, kind.unit_bytes) for tier in (disk, store) if tier is not None
+            ]
+            for kind in kinds
+        }
         # Tickets of loads that were given up and are not answered yet.
         self._overdue: set[int] = set()
 
@@ -93,21 +105,31 @@ class DiskCache:
                 record(hash_): now - (num_before + number) * _STEP_SECONDS
                 for number, hash_ in enumerate(hashes)
             }
-            self._unwritten[kind].use(dict(reversed(used.items())))
+            for unwritten in self._unwritten[kind]:
+                unwritten.use(dict(reversed(used.items())))
             self.tier.touch(used)
 
     def unwritten(self, kind: str, /) -> Iterator[bytes]:
-        """Units that are not on disk but would be kept there, most recently used first."""
+        """Units that a tier lacks and would keep, most recently used first; those of the store last."""
         num_suffix = len(self.kinds[kind].suffix)
-        return (name[: len(name) - num_suffix] for name in self._unwritten[kind])
+        names = chain.from_iterable(self._open(kind))
+        return (name[: len(name) - num_suffix] for name in names)
 
     def is_unwritten(self, kind: str, hash_: bytes, /) -> bool:
-        """True if a unit is not on disk but would be kept there."""
-        return self.kinds[kind].record(hash_) in self._unwritten[kind]
+        """True if a tier lacks a unit and would keep it."""
+        record = self.kinds[kind].record(hash_)
+        return any(record in unwritten for unwritten in self._open(kind))
+
+    def _open(self, kind: str) -> list[Unwritten]:
+        """What is unwritten in the tiers; of several, those that accept records now."""
+        each = self._unwritten[kind]
+        return each if len(each) == 1 else [one for one in each if one.tier.accepts]
 
     def forget(self, kind: str, hashes: Iterable[bytes], /) -> None:
         """Remove units that are no longer in memory."""
-        self._unwritten[kind].forget(map(self.kinds[kind].record, hashes))
+        names = list(map(self.kinds[kind].record, hashes))
+        for unwritten in self._unwritten[kind]:
+            unwritten.forget(names)
 
     def delete(self, hashes: Iterable[bytes]) -> int:
         """Delete the units with these hashes; return how many full pages were on disk."""
@@ -120,7 +142,7 @@ class DiskCache:
 
     def save(self, records: Sequence[tuple[bytes, bytes]]) -> int:
         """Save units with `DiskTier.save`, passing the time of each one's last use."""
-        now, kinds = self._clock(), self._unwritten.values()
+        now, kinds = self._clock(), list(chain.from_iterable(self._unwritten.values()))
         times = [
             next((time for kind in kinds if (time := kind.time(name)) is not None), now)
             for name, _ in records
@@ -128,7 +150,9 @@ class DiskCache:
         return self.tier.save(records, times)
 
     def num_leading(self, hashes: Sequence[bytes], /) -> int:
-        """Number of leading pages that are on disk."""
+        """Number of leading pages that are on disk, or in the store while reading from it pays."""
+        if isinstance(self.tier, Tiers):
+            self.tier.is_store_used = self.store_pays()
         return self.tier.num_leading(hashes)
 
     def has(self, kind: str, hash_: bytes, /) -> bool:
@@ -138,16 +162,32 @@ class DiskCache:
     def pays(self, num_tokens: int, num_units: Mapping[str, int], /) -> bool:
         """True if reading `num_units` of each kind is probably faster than computing `num_tokens`.
 
-        False while the disk has not answered a load that was given up.
+        False while a tier has not answered a load that was given up.
         """
         if self._overdue:
             return False
-        rate = self.tier.use().read_rate
+        rate = self._read_rate()
         seconds = self._pace.prompt_seconds(num_tokens)
         if not rate or seconds is None:
             return True
         num_bytes = sum(count * self.kinds[kind].unit_bytes for kind, count in num_units.items())
         return num_bytes / rate < seconds
+
+    def _read_rate(self) -> float:
+        """Bytes per second of the slowest tier that is read from; 0 while one is not measured."""
+        tiers: list[Tier] = [] if self.disk is None else [self.disk]
+        if isinstance(self.tier, Tiers) and self.tier.is_store_used and self.store is not None:
+            tiers.append(self.store)
+        return min((tier.use().read_rate for tier in tiers), default=0.0)
+
+    def store_pays(self) -> bool:
+        """True if a page is probably read from the store faster than it is computed."""
+        assert self.store is not None, "there is a store"
+        rate = self.store.use().read_rate
+        seconds = self._pace.prompt_seconds(self._page_size)
+        if not rate or seconds is None:
+            return True
+        return next(iter(self.kinds.values())).unit_bytes / rate < seconds
 
     def patience(self, num_pages: int) -> float:
         """Seconds to wait for a read of `num_pages` before computing them instead."""
@@ -163,3 +203,11 @@ class DiskCache:
         answers = self.tier.poll()
         self._overdue.difference_update(answer.ticket for answer in answers)
         return answers
+
+
+def _together(disk: DiskTier | None, store: Tier | None) -> DiskTier | Tiers:
+    """The tiers as one."""
+    if store is not None:
+        return Tiers(disk, store)
+    assert disk is not None, "there is one of them"
+    return disk

@@ -116,7 +116,8 @@ class Engine:
     @property
     def disk_folder(self) -> Path | None:
         """The folder of this model's pages on disk; None without a disk cache."""
-        return None if self._disk is None else self._disk.tier.folder
+        disk = None if self._disk is None else self._disk.disk
+        return None if disk is None else disk.folder
 
     def close(self, *, keeps_pages: bool = True) -> None:
         """End the trace; with `keeps_pages` write cached pages to disk first, for a bounded time.

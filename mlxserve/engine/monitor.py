@@ -19,6 +19,7 @@ from mlxserve.core.stats import (
     StateStats,
     Stats,
     StepStats,
+    StoreStats,
     VisionStats,
     WindowStats,
 )
@@ -58,11 +59,13 @@ class EngineMonitor:
     def stats(self) -> Stats:
         tables = self._scheduler.page_tables
         states, windows = find(tables.ends, StateSlots), find(tables.ends, WindowPages)
+        disk, store = (None, None) if self._disk is None else (self._disk.disk, self._disk.store)
         return Stats(
             scheduler=self._scheduler.stats(),
             pool=PoolStats.from_owner(self._scheduler.pool),
             engine=self._steps.copy(),
-            disk=DiskStats() if self._disk is None else DiskStats.from_owner(self._disk.tier.use()),
+            disk=DiskStats() if disk is None else DiskStats.from_owner(disk.use()),
+            store=StoreStats() if store is None else StoreStats.from_owner(store.use()),
             states=StateStats() if states is None else states.stats.copy(),
             windows=WindowStats() if windows is None else WindowStats.from_owner(windows.pool),
             ranks=RankStats() if self._workers is None else self._workers.stats(),

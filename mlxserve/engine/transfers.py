@@ -221,7 +221,7 @@ class Transfers:
         for answer in disk.poll():
             pending = self._pending.pop(answer.ticket, None)
             if pending is not None and pending.load.is_wanted:
-                self._finish(pending.load, answer.payloads)
+                self._finish(pending.load, answer.payloads, answer.from_store)
         now = self._clock()
         for ticket in [name for name, pending in self._pending.items() if pending.deadline < now]:
             load = self._pending.pop(ticket).load
@@ -234,7 +234,9 @@ class Transfers:
                 )
                 self._finish(load, ())
 
-    def _finish(self, load: Load, payloads: Sequence[bytes]) -> None:
+    def _finish(
+        self, load: Load, payloads: Sequence[bytes], from_store: Sequence[bool] = ()
+    ) -> None:
         """Write a load's payloads: those of its pages, and then perhaps of the other kinds."""
         pages, others = payloads[: len(load.pages)], payloads[len(load.pages) :]
         if pages:
@@ -247,7 +249,8 @@ class Transfers:
             first += len(units)
             if units:
                 self._runner.write(end.name, [unit for _, unit in units], payloads)
-        self._moves.finish_load(load, len(pages), has_ends=has_ends)
+        num_from_store = sum(from_store[: len(pages)])
+        self._moves.finish_load(load, len(pages), has_ends=has_ends, num_from_store=num_from_store)
 
 
 def _hashes(units: Sequence[tuple[bytes, int]] | Units) -> list[bytes]:

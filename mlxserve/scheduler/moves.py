@@ -46,12 +46,16 @@ class Moves:
         if save.number is not None:
             warn(save.request_id, save.number, is_swapped=num_pages > 0)
 
-    def finish_load(self, load: Load, num_pages: int, *, has_ends: bool = False) -> None:
+    def finish_load(
+        self, load: Load, num_pages: int, *, has_ends: bool = False, num_from_store: int = 0
+    ) -> None:
         """Commit the first `num_pages` pages of a load; the others are lost.
 
         has_ends: the units that other kinds need to continue after them were read, too
+        num_from_store: pages of these that came from a page store
         """
         request, first, end = load.request, load.run.first, load.run.first + num_pages
+        request.num_from_store += num_from_store
         self._tables.finish_load(request, load, num_pages, has_ends=has_ends)
         if has_ends:
             first = request.disk_base  # pages that were of no use without what was read

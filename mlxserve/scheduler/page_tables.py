@@ -379,7 +379,10 @@ class PageTables:
         num_tokens = (num_found + num_read) * self.pool.page_size
         request.num_cached += num_tokens
         self._stats.prefix_hits += num_tokens
-        request.cache = self.cache.with_read(request.cache, num_found, num_read, is_lost=is_lost)
+        num_from_store, request.num_from_store = min(request.num_from_store, num_read), 0
+        request.cache = self.cache.with_read(
+            request.cache, num_found, num_read, num_from_store=num_from_store, is_lost=is_lost
+        )
 
     # ---- protection from eviction
 

@@ -260,10 +260,17 @@ class PrefixCache:
         return CacheMiss.INSIDE_IMAGE if end is None else end.missing
 
     def with_read(
-        self, report: CacheReport, num_found: int, num_read: int, *, is_lost: bool
+        self,
+        report: CacheReport,
+        num_found: int,
+        num_read: int,
+        *,
+        num_from_store: int = 0,
+        is_lost: bool,
     ) -> CacheReport:
-        """Return the report with more pages: those found in memory, and those read from disk.
+        """Return the report with more pages: those found in memory, and those read from disk or store.
 
+        num_from_store: pages of the latter that came from a page store
         is_lost: the next page could not be read
         """
         num_pages, page_size = num_found + num_read, self._pool.page_size
@@ -271,7 +278,8 @@ class PrefixCache:
             report,
             num_pages=report.num_pages + num_pages,
             num_tokens=report.num_tokens + num_pages * page_size,
-            num_from_disk=report.num_from_disk + num_read * page_size,
+            num_from_disk=report.num_from_disk + (num_read - num_from_store) * page_size,
+            num_from_store=report.num_from_store + num_from_store * page_size,
         )
         if is_lost or report.reason is CacheMiss.LOST:  # pages after a lost one are read as well
             return replace(found, differs_at=found.num_tokens, reason=CacheMiss.LOST)

@@ -191,6 +191,16 @@ def _kv_stats(snapshot: Snapshot) -> dict[str, Any]:
             "written_today": stats.disk.written_today,
             "read_rate": round(stats.disk.read_rate),
         },
+        "page_store": {
+            "state": DISK_STATES[stats.store.state],
+            "pages": stats.store.num_pages,
+            "bytes": stats.store.num_bytes,
+            "read": stats.store.num_read,
+            "written": stats.store.num_written,
+            "lost": stats.store.num_lost,
+            "written_today": stats.store.written_today,
+            "read_rate": round(stats.store.read_rate),
+        },
         "speculation": {
             "drafts": stats.scheduler.num_drafts,
             "drafted_tokens": stats.scheduler.drafted_tokens,
