@@ -64,6 +64,7 @@ class Wording:
     """How warnings name a tier, its place, and the options that bound it."""
 
     name: str = "disk cache"
+    thread: str = "mlxserve-disk"
     subject: str = "The disk"
     where: str = "on disk"
     size_option: str = "disk_cache_size"

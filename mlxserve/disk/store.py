@@ -42,6 +42,7 @@ from mlxserve.disk.store_watch import PING_SECONDS, StoreWatch
 log = logging.getLogger("mlxserve.disk")
 
 ROOT = "mlxserve"
+THREAD = "mlxserve-store"  # the only one that calls `StoreRecords`
 _MODEL = "model"
 # Seconds of silence on a connection after which an operation has failed, beside the time of the largest record at
 # 50 MB/s: the socket's time-out bounds the whole of what is sent.
@@ -109,6 +110,7 @@ class StoreRecords(Records):
         self._where = shown_store(url)
         self.wording = Wording(
             "page store",
+            THREAD,
             f"The page store {self._where}",
             "in the page store",
             "the page store",

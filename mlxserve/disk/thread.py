@@ -259,8 +259,9 @@ class DiskThread:
             # One that was slow may be fast now: the next load is the measurement.
             self._recent_bytes = self._recent_seconds = self._use.read_rate = 0.0
             return
-        # Whoever may tell of records may tell of many that are not there.
+        # Whoever may tell of records may tell of many that are not there, and of any size.
         is_sound = 0 < len(found.name) <= MAX_NAME and self._index.num_own < _MAX_FOUND
+        is_sound = is_sound and self._files.allows(found.size - HEADER_SIZE)
         if is_sound and self._files.path(found.name) not in self._index.files:
             self._add(found.name, found.size, time.time())
             self._tell()

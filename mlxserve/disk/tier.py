@@ -107,7 +107,7 @@ class Tier:
         self._num_messages = self._cleared_at = 0
         self._is_stalled = self._is_closed = self._has_ended = False
         self._take_all()
-        self._thread = threading.Thread(target=self._disk.run, name="mlxserve-disk", daemon=True)
+        self._thread = threading.Thread(target=self._disk.run, name=self._words.thread, daemon=True)
         self._thread.start()
 
     def __contains__(self, name: bytes) -> bool:

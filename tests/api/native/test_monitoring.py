@@ -131,6 +131,11 @@ def test_statistics_describe_the_cache(client, chat):
             "written_today": 6000,
             "read_rate": 1000,
         },
+        "page_store": {
+            "state": "off",
+            **dict.fromkeys(("pages", "bytes", "read", "written", "lost", "written_today"), 0),
+            "read_rate": 0,
+        },
         "speculation": {"drafts": 0, "drafted_tokens": 0, "accepted_tokens": 0, "reason": None},
         "tokens_per_second": {"prefill": 12.5, "generation": 3.0},
         "requests": {"running": 1, "waiting": 1},
@@ -280,6 +285,7 @@ def test_usage_reports_what_the_cache_did(client, chat):
         "num_pages": 3,
         "num_tokens": 48,
         "tokens_from_disk": 16,
+        "tokens_from_store": 0,
         "differs_at": 50,
         "reason": "new_text",
     }
