@@ -98,6 +98,9 @@ def check(line: str) -> None:
         packages = ["ollama", *AI_SDK_PACKAGES]
         assert words[3:] in (hints, others, packages, ["axe-core@4"]), line
         return
+    if words[:2] == ["sudo", "apt-get"]:
+        assert words[2:] in (["update"], ["install", "--yes", "redis-server"]), line
+        return
     if words[:3] == ["uv", "tool", "install"] or words == ["uv", "sync"]:
         return
     if words[:4] == ["uv", "pip", "install", "--upgrade"]:

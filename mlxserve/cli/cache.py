@@ -14,6 +14,7 @@ from mlxserve.chat.prefix_store import prefix_files
 from mlxserve.cli.completion import models_here
 from mlxserve.cli.streams import print_safe
 from mlxserve.core.errors import InvalidRequest
+from mlxserve.core.store_url import check_store_url, shown_store
 from mlxserve.disk.files import model_folders, model_of, scan
 from mlxserve.disk.folder import disk_folder
 from mlxserve.disk.index import DiskIndex
@@ -37,12 +38,23 @@ Model = Annotated[
     str | None,
     typer.Option("--model", "-m", help="Only the pages of this model.", autocompletion=models_here),
 ]
+Store = Annotated[
+    str | None,
+    typer.Option(
+        "--page-store",
+        envvar="MLXSERVE_PAGE_STORE",
+        help="Also show what the page store at this address has, as redis://HOST:PORT.",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 
 @app.command()
-def show(folder: Folder = None, as_json: Json = False) -> None:
-    """Show which models have pages on disk, how large they are and when they were last used."""
+def show(folder: Folder = None, page_store: Store = None, as_json: Json = False) -> None:
+    """Show which models have pages on disk, how large they are and when they were last used.
+
+    With a page store, the same of it: all but the time, which the store does not tell.
+    """
     base = disk_folder(folder)
     by_model = _by_model(base)
     total = sum(file.size for files in by_model.values() for file in files)
@@ -56,13 +68,37 @@ def show(folder: Folder = None, as_json: Json = False) -> None:
             }
             for name, files in by_model.items()
         ]
-        print_safe(json.dumps({"folder": str(base), "num_bytes": total, "models": models}))
+        found: dict[str, object] = {"folder": str(base), "num_bytes": total, "models": models}
+        if page_store is not None:
+            stored = [
+                {"model": name, "num_pages": count, "num_bytes": size}
+                for name, count, size in _in_store(page_store)
+            ]
+            found["page_store"] = {"address": shown_store(page_store), "models": stored}
+        print_safe(json.dumps(found))
         return
     print_safe(f"{base}: {_words(total)}")
     for name, files in by_model.items():
         size = sum(file.size for file in files)
         age = _age(time.time() - max(file.used for file in files))
         print_safe(f"{name:<40}{len(files):>8} pages{_words(size):>12}   last used {age}")
+    if page_store is not None:
+        stored_models = _in_store(page_store)
+        print_safe(f"{shown_store(page_store)}: {_words(sum(size for *_, size in stored_models))}")
+        for name, count, size in stored_models:
+            print_safe(f"{name:<40}{count:>8} pages{_words(size):>12}")
+
+
+def _in_store(url: str) -> list[tuple[str, int, int]]:
+    """(model, number of pages, bytes) of each model in a page store, the largest first."""
+    check_store_url(url)
+    try:
+        from mlxserve.disk.store_report import models_in
+    except ImportError as error:
+        raise InvalidRequest(
+            "--page-store needs redis-py: pip install 'mlxserve[fleet]'."
+        ) from error
+    return models_in(url)
 
 
 @app.command()

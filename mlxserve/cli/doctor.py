@@ -123,6 +123,7 @@ def _diagnose() -> bool:
         section("servers", _server_findings),
         section("access", _access_findings),
         section("service", _service_findings),
+        section("page store", _store_findings),
     )
     for finding in chain(diagnose(), *more):
         print_safe(finding)
@@ -160,6 +161,26 @@ def _server_findings() -> Iterator["Finding"]:
             text += f", longest {loop['longest_seconds']:.2f} s by {loop['longest_route']}"
         is_slow = loop["longest_seconds"] > _HELD_SECONDS
         yield Finding("server", text, Grade.SLOW if is_slow else Grade.OK)
+
+
+def _store_findings() -> Iterator["Finding"]:
+    """Report the page store that a server started with the configuration of now would use."""
+    from mlxserve.cli.options import SCHEMAS
+    from mlxserve.cli.settings import Settings
+    from mlxserve.core.config import EngineConfig
+    from mlxserve.core.store_url import shown_store
+    from mlxserve.doctor.finding import Finding, Grade
+
+    config = Settings.read(SCHEMAS, {}, os.environ).build(EngineConfig)
+    if config.page_store is None:
+        return
+    from mlxserve.disk.store_report import facts_of
+
+    facts = facts_of(config.page_store)
+    text = f"{shown_store(config.page_store)}: {facts.text}"
+    yield Finding("page store", text, Grade.SLOW if facts.advice else Grade.OK)
+    if facts.advice:
+        yield Finding("page store", facts.advice)
 
 
 def _service_findings() -> Iterator["Finding"]:

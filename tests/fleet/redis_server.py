@@ -51,10 +51,10 @@ class RedisServer:
             return bool(self.client().ping())
         return False
 
-    def client(self) -> Any:
+    def client(self, password: str | None = None) -> Any:
         import redis
 
-        return redis.Redis(port=self.port, socket_timeout=10)
+        return redis.Redis(port=self.port, socket_timeout=10, password=password)
 
     def keys(self) -> list[bytes]:
         """Keys of records, in order."""

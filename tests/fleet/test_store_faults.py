@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import os
 import random
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -14,6 +18,7 @@ from typing import Any
 import pytest
 
 from mlxserve import LLM
+from mlxserve.core.errors import InvalidRequest
 from mlxserve.disk.record import HEADER_SIZE
 from mlxserve.disk.tier import UNLIMITED, DiskState, Tier
 from tests.fleet.redis_server import RedisServer, need_store
@@ -173,13 +178,13 @@ def test_what_is_forgotten_while_the_store_is_away_is_deleted_later(
     tier = open_tier(store.url, silence=0.2)
     save(tier)
     store.pause()
-    tier.delete(NAMES[:1])
+    tier.delete(NAMES[:2])
     wait_until(lambda: state(tier) == DiskState.STALLED)
-    tier.delete(NAMES[1:2])
+    tier.delete(NAMES[2:3])
     store.resume()
-    wait_until(lambda: len(store.keys()) == 2, seconds=20)
+    wait_until(lambda: len(store.keys()) == 1, seconds=20)
     wait_until(lambda: state(tier) == DiskState.WORKS)
-    assert load(tier, *NAMES[2:]) == tuple(PAYLOADS[2:])
+    assert load(tier, *NAMES[3:]) == tuple(PAYLOADS[3:])
 
 
 def test_a_store_that_was_away_at_the_start_is_used_when_it_comes(
@@ -346,3 +351,39 @@ def break_store(store: RedisServer, fault: str) -> None:
         others = values[1:] + values[:1] if fault == "foreign" else [v[:-1] + b"\0" for v in values]
         for each, value in zip(keys, others, strict=True):
             client.set(each, value)
+
+
+def test_people_see_what_a_store_has_and_how_it_is_set_up(
+    open_tier: Open, store: RedisServer, tmp_path: Path
+) -> None:
+    save(open_tier(store.url))
+    store.client().config_set("requirepass", "s3cret")
+    url = store.url.replace("//", "//:s3cret@")
+
+    def shown(*arguments: str) -> str:
+        command = [sys.executable, "-m", "mlxserve", "cache", "show", *arguments]
+        folder = ["--disk-cache-dir", str(tmp_path / "pages")]
+        environment = {**os.environ, "MLXSERVE_PAGE_STORE": url}
+        return subprocess.run(
+            [*command, *folder], env=environment, capture_output=True, text=True, check=True
+        ).stdout
+
+    text, found = shown(), shown("--json")
+    assert f"model{4:>43} pages" in text
+    assert json.loads(found)["page_store"]["models"] == [
+        {"model": "model", "num_pages": 4, "num_bytes": 4 * (PAGE + HEADER_SIZE)}
+    ]
+    assert "s3cret" not in text + found
+
+    from mlxserve.disk.store_report import facts_of
+
+    facts = facts_of(url)
+    assert "a round trip takes" in facts.text
+    assert "has no maxmemory" in facts.advice
+    store.client(password="s3cret").config_set("maxmemory", 1 << 30)
+    assert "allkeys-lru" in facts_of(url).advice
+    store.client(password="s3cret").config_set("maxmemory-policy", "allkeys-lru")
+    assert not facts_of(url).advice
+    with pytest.raises(InvalidRequest, match="does not answer as it should") as refused:
+        facts_of(url.replace("s3cret", "wr0ng-word"))
+    assert "word@" not in str(refused.value)
