@@ -47,6 +47,7 @@ _MODEL = "model"
 # Seconds of silence on a connection after which an operation has failed, beside the time of the largest record at
 # 50 MB/s: the socket's time-out bounds the whole of what is sent.
 SILENCE = 0.05
+FIRST_PAUSE = 1.0
 _SLOWEST = 50e6
 _LISTED = 256  # keys that one SCAN looks at
 _COUNT_SECONDS = 2 * 86_400  # after which a day's count expires
@@ -94,12 +95,12 @@ class StoreRecords(Records):
         payload_sizes: Collection[int],
         *,
         silence: float | None = None,
-        first_pause: float = 1.0,
+        first_pause: float | None = None,
     ) -> None:
         """Take the address of a store, to which nothing is sent yet.
 
         silence: seconds without a reply after which the store is given up; SILENCE by default
-        first_pause: seconds after which it is asked again; each time in a row is twice as long
+        first_pause: seconds after which it is asked again, FIRST_PAUSE by default; each time in a row is twice as long
 
         Raises InvalidConfig.
         """
@@ -125,7 +126,7 @@ class StoreRecords(Records):
             self._prefix,
             self._out,
             subject=self.wording.subject,
-            first_pause=first_pause,
+            first_pause=FIRST_PAUSE if first_pause is None else first_pause,
         )
 
     @property
@@ -251,4 +252,6 @@ class StoreRecords(Records):
             raise OSError(f"{self._where} refuses: {error}") from error
         except (redis.RedisError, OSError, ValueError) as error:
             self._watch.lose(error)
+            # No reply may be taken for that to a later question.
+            self._client.connection_pool.disconnect()
             raise Unreachable(f"{self._where} does not answer") from error

@@ -24,7 +24,7 @@ log = logging.getLogger("mlxserve.disk")
 # for a moment is not gone.
 PING_SECONDS = 1.0
 _SILENT_SECONDS = 1.0  # after which a reply to a PING is awaited
-_LONGEST_PAUSE = 60.0
+LONGEST_PAUSE = 60.0
 _STEADY_SECONDS = 60.0  # after which the next pause is the first one again
 _CLOSING_SECONDS = 0.5
 _LISTED_SECONDS = (
@@ -98,10 +98,11 @@ class StoreWatch:
             except Exception as error:
                 log.exception("A fault while news of %s are heard", self._subject)
                 self.lose(error)
+            self._client.connection_pool.disconnect()
             if time.monotonic() - began > _STEADY_SECONDS:
                 pause = self._first_pause
             self._closing.wait(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
+            pause = min(2 * pause, LONGEST_PAUSE)
         self._client.close()
 
     def _listen(self) -> None:

@@ -28,7 +28,8 @@ def need_store() -> str:
 class RedisServer:
     """A server without files. Its data is lost when it is stopped."""
 
-    def __init__(self, folder: Path, *options: str) -> None:
+    def __init__(self, folder: Path, *options: str, password: str | None = None) -> None:
+        self._password = password
         self._program = need_store()
         [self.port] = free_ports(1)
         self.url = f"redis://127.0.0.1:{self.port}"
@@ -47,14 +48,15 @@ class RedisServer:
     def _answers(self) -> bool:
         import redis
 
-        with suppress(redis.RedisError):
-            return bool(self.client().ping())
+        with suppress(redis.RedisError), self.client() as client:
+            return bool(client.ping())
         return False
 
     def client(self, password: str | None = None) -> Any:
         import redis
 
-        return redis.Redis(port=self.port, socket_timeout=10, password=password)
+        word = password or self._password
+        return redis.Redis(port=self.port, socket_timeout=10, password=word)
 
     def keys(self) -> list[bytes]:
         """Keys of records, in order."""

@@ -29,6 +29,7 @@ pytestmark = pytest.mark.fleet
 
 PAGE = 1000
 LONG = 60.0
+NUM_KILLS = int(os.environ.get("MLXSERVE_STORE_KILLS", "20"))
 NAMES = [bytes([number]) * 32 for number in range(4)]
 PAYLOADS = [random.Random(number).randbytes(PAGE) for number in range(4)]
 RECORDS = list(zip(NAMES, PAYLOADS, strict=True))
@@ -387,3 +388,42 @@ def test_people_see_what_a_store_has_and_how_it_is_set_up(
     with pytest.raises(InvalidRequest, match="does not answer as it should") as refused:
         facts_of(url.replace("s3cret", "wr0ng-word"))
     assert "word@" not in str(refused.value)
+
+
+def test_no_token_changes_while_the_store_is_killed_again_and_again(
+    store: RedisServer, model_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It loses all that it has each time, in the middle of reads and writes of two engines that share it."""
+    folder, prompts = str(model_folder("llama")), [some(100 + n, seed=n % 4) for n in range(8)]
+    with LLM(folder, **OPTIONS) as alone:
+        expected = [alone.generate([p], GREEDY, use_tqdm=False)[0].token_ids for p in prompts]
+    monkeypatch.setattr("mlxserve.disk.store.FIRST_PAUSE", 0.02)
+    monkeypatch.setattr("mlxserve.disk.store_watch.LONGEST_PAUSE", 0.02)
+    ends = threading.Event()
+    kills = 0
+
+    def kill() -> None:
+        nonlocal kills
+        draw = random.Random(1)
+        while not ends.wait(draw.uniform(0, 0.4)):
+            store.stop()
+            kills += 1
+            ends.wait(draw.uniform(0, 0.1))
+            store.start()
+
+    options = {**OPTIONS, "num_pages": 16, "max_num_seqs": 1, "page_store": store.url}
+    with LLM(folder, **options) as a, LLM(folder, **options) as b:
+        killer = threading.Thread(target=kill)
+        killer.start()
+        try:
+            while kills < NUM_KILLS:
+                for llm in (a, b):
+                    outputs = llm.generate(prompts, GREEDY, use_tqdm=False)
+                    assert [output.token_ids for output in outputs] == expected
+        finally:
+            ends.set()
+            killer.join()
+        for llm in (a, b):
+            llm.check()
+        assert sum(llm.stats().store.num_written for llm in (a, b)) > 0
+        assert sum(llm.stats().store.num_read for llm in (a, b)) > 0
