@@ -7,6 +7,7 @@ import pytest
 from mlxserve.disk.files import DiskFiles
 from mlxserve.disk.index import DiskIndex
 from mlxserve.disk.loads import DiskLoads
+from mlxserve.disk.record import Records
 from mlxserve.disk.thread import DiskThread
 from mlxserve.disk.tier import DiskTier
 from mlxserve.disk.unwritten import Unwritten
@@ -158,9 +159,9 @@ FOUND: dict[str, Bug] = {
         test_tier.test_a_hotter_record_is_never_deleted_for_a_colder_one,
     ),
     "forget in the next process what was read": Bug(
-        DiskThread,
-        "_touch",
-        "self._files.touch(path, used)",
+        Records,
+        "touch_all",
+        "self.touch(path, at)",
         "pass",
         test_tier.test_recency_is_of_use_also_in_the_next_process,
         {"how": "read"},
@@ -182,7 +183,7 @@ FOUND: dict[str, Bug] = {
     "write what a full disk would not keep": Bug(
         Unwritten,
         "__iter__",
-        "if not self._tier.keeps(self._num_bytes, used):",
+        "if not self.tier.keeps(self._num_bytes, used):",
         "if False:",
         test_unwritten.test_what_a_full_disk_would_not_keep_is_left_out,
     ),

@@ -26,7 +26,7 @@ from mlxserve.cache.kinds.state_slots import StateSlots
 from mlxserve.cache.kinds.window_pages import WindowPages
 from mlxserve.cache.pages import PagePool
 from mlxserve.chat.request_options import RequestOptions
-from mlxserve.disk.tier import DiskTier
+from mlxserve.disk.tier import Tier
 from mlxserve.engine.disk_cache import DiskCache
 from mlxserve.engine.engine import Engine
 from mlxserve.engine.step_time_model import StepTimeModel
@@ -77,7 +77,7 @@ _SMALL = {"intermediate_size": 32, "max_position_embeddings": MAX_MODEL_LEN}
 POINTS: list[Point] = [
     point
     for owner in (
-        *(ModelRunner, PagePool, WindowPages, StateSlots, DiskTier, DiskCache, DiskPages),
+        *(ModelRunner, PagePool, WindowPages, StateSlots, Tier, DiskCache, DiskPages),
         *(Scheduler, PageTables, Pins, Moves, StepPlanner, Preemption, Roster, Transfers),
         *(Engine, Timeline, StepTimeModel),
     )

@@ -21,7 +21,7 @@ from mlxserve.build import build_text_model
 from mlxserve.chat.answers import RequestOutput
 from mlxserve.chat.text_model import TextModel
 from mlxserve.core.config import EngineConfig
-from mlxserve.disk.tier import DiskTier
+from mlxserve.disk.tier import Tier
 from mlxserve.engine.engine import Engine
 from mlxserve.engine.monitor import EngineMonitor
 from mlxserve.engine.side_work import SideWork
@@ -46,7 +46,7 @@ ENDS = frozenset({"close"})
 POINTS: list[Point] = [
     point
     for owner in (
-        *(ModelRunner, Scheduler, Moves, StepPlanner, Preemption, Roster, Transfers, DiskTier),
+        *(ModelRunner, Scheduler, Moves, StepPlanner, Preemption, Roster, Transfers, Tier),
         *(Engine, EngineMonitor, SideWork, Embedding, Timeline, StepTimeModel),
     )
     for point in points_of(owner, but=ENDS)
@@ -59,7 +59,7 @@ KEY_POINTS = [
     Point(ModelRunner, "launch"),
     Point(ModelRunner, "collect"),
     Point(Scheduler, "update"),
-    Point(DiskTier, "save"),
+    Point(Tier, "save"),
     Point(StreamDecoder, "push"),
 ]
 NUM_PAIRS = int(os.environ.get("FAULT_PAIRS", "12"))
@@ -184,8 +184,8 @@ def test_the_load_reaches_almost_every_point(num_calls: dict[Point, int]) -> Non
         *("Preemption.preempt_to", "Roster.awaited_guide", "Roster.check", "Roster.park"),
         *("ModelRunner.restart", "ModelRunner.check", "ModelRunner.write"),
         *("ModelRunner.copy_pages", "Transfers.restart"),
-        *("DiskTier.clear", "DiskTier.wait"),
-        *("DiskTier.flush", "Engine.idle"),
+        *("Tier.clear", "Tier.wait"),
+        *("Tier.flush", "Engine.idle"),
         *("Transfers.wait", "Transfers.write_idle"),  # when idle
         "ModelRunner.drop",  # of models with recurrent states
         "ModelRunner.back_ahead",  # of a cache that still grows
