@@ -40,12 +40,12 @@ def test_modules_used_before_a_model_is_loaded_do_not_import_mlx() -> None:
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="Accelerate is linked there")
-def test_an_llm_prepares_the_machine_before_it_imports_mlx_and_imports_nothing_of_events() -> None:
-    events = "{'zmq', 'mlxserve.cache.events', 'mlxserve.engine.kv_events'}"
+def test_an_llm_prepares_the_machine_before_it_imports_mlx_and_imports_nothing_of_a_fleet() -> None:
+    fleet = "{'zmq', 'mlxserve.cache.events', 'mlxserve.engine.kv_events', 'redis', 'mlxserve.disk.store'}"
     code = (
         "import sys; from mlxserve import LLM; from mlxserve.system import machine; "
         "llm = LLM(disable_log_stats=True, num_pages=64); "
-        f"assert not {events} & set(sys.modules); "
+        f"assert not {fleet} & set(sys.modules); "
         "print(machine.prepare().is_fast); llm.close()"
     )
     assert run(code) == "True"
