@@ -23,6 +23,8 @@ from mlxserve.api.access.limits import KeyLimits
 from mlxserve.api.access.policy import AccessPolicy
 from mlxserve.api.access.security import HostCheck, OriginCheck, request_id
 from mlxserve.api.bodies.body_route import check_subject
+from mlxserve.api.chats.live_chats import LiveChats
+from mlxserve.api.chats.routes import ChatAnswers
 from mlxserve.api.dispatch import ModelDispatch
 from mlxserve.api.downloads import Downloads, Register
 from mlxserve.api.errors import NO_SNIFF, ApiError, error_response, from_engine
@@ -123,6 +125,7 @@ def create_server_app(
     keyring.on_revoked(lambda key: open_requests.end(_revoked(), key.sha256))
     chats = ChatStores(data_home())
     tools = ToolRoutes(chats, executor)
+    live = LiveChats(chats, executor, tools.toolbox)
     forgetting = Forgetting(partial(_usable, dispatch))
     downloads = Downloads(dispatch, register, executor)
     routes: list[Route] = []
@@ -137,7 +140,8 @@ def create_server_app(
         *Rendering().routes(),
         *DocumentTexts().routes(),
         *ChatImport(chats).routes(),
-        *Chats(chats, forgetting, tools.definitions).routes(),
+        *Chats(chats, forgetting, tools.definitions, live).routes(),
+        *ChatAnswers(chats, live, drain).routes(),
         *forgetting.routes(),
         *tools.routes(),
         *downloads.routes(),
@@ -164,7 +168,9 @@ def create_server_app(
                 executor=executor,
             )
         ],
-        lifespan=partial(_beside, keyring, registry, dispatch, chats, watch, (tools, downloads)),
+        lifespan=partial(
+            _beside, keyring, registry, dispatch, chats, watch, (live, tools, downloads)
+        ),
         exception_handlers={
             ApiError: _api_error,
             MlxServeError: _engine_error,
@@ -175,6 +181,7 @@ def create_server_app(
     )
     app.state.warnings = Warnings()
     app.router.redirect_slashes = False
+    live.attach(app)
     return app
 
 
@@ -198,7 +205,7 @@ async def _beside(
     dispatch: ModelDispatch,
     chats: ChatStores,
     watch: LoopWatch,
-    beside: Sequence[ToolRoutes | Downloads],
+    beside: Sequence[LiveChats | ToolRoutes | Downloads],
     _app: Starlette,
 ) -> AsyncIterator[None]:
     """Run the background tasks of the server while it accepts requests."""

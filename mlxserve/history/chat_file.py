@@ -77,6 +77,8 @@ MIGRATIONS: tuple[str, ...] = (
     "ALTER TABLE messages ADD COLUMN rounds TEXT NOT NULL DEFAULT '';",
     "ALTER TABLE messages ADD COLUMN images TEXT NOT NULL DEFAULT '';",
     "ALTER TABLE messages ADD COLUMN accepted_tokens INTEGER;",
+    # The process that wrote a message last: an answer of one that has ended is not being written.
+    "ALTER TABLE messages ADD COLUMN writer INTEGER;",
 )
 
 

@@ -9,6 +9,7 @@ Blocking: the app calls it from a thread of its own.
 from __future__ import annotations
 
 import math
+import os
 import re
 import sqlite3
 import time
@@ -54,10 +55,30 @@ REQUESTED = "requested:"  # setting prefix, before a served model's name: the na
 # Columns whose values are those of the fields of the same name.
 _OF_CHAT = ("id", "title", "created_at", "updated_at", "leaf_id", "system")
 _OF_MESSAGE = ("id", "chat_id", "parent_id", "text", "thinking", "error", "model", "created_at")
+_DRAFT = "draft:"  # setting prefix, before a chat's id: the text that was not sent yet
 _STATS = [field.name for field in fields(AnswerStats)]  # columns of a message's statistics
 _DELETED = "This chat was deleted. Start a new one with Ctrl+N."
 # Shorter words contain no trigram and are searched without the index.
 _TRIGRAM_SIZE = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """The end of the branch that a writer saw when it decided to write; None in an empty chat."""
+
+    leaf_id: int | None
+
+
+class StaleWrite(StoreError):
+    """The chat has gone on since its writer saw it."""
+
+    def __init__(self, leaf_id: int | None) -> None:
+        """Name the end of the branch that is shown now."""
+        super().__init__(
+            "This chat has gone on elsewhere since it was shown here. Read it again; nothing was "
+            "written."
+        )
+        self.leaf_id = leaf_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +208,8 @@ class Store:
             # Children first: SQLite deletes at most 1,000 generations below a message.
             db.executemany("DELETE FROM messages WHERE id = ?", [(each,) for each in reversed(ids)])
             db.execute("DELETE FROM chats WHERE id = ?", (chat_id,))
+            # Ids are used again.
+            db.execute("DELETE FROM settings WHERE name = ?", (draft_name(chat_id),))
 
         self._change(delete, frees_space=True)
 
@@ -202,17 +225,35 @@ class Store:
         state: State = State.DONE,
         model: str = "",
         images: Sequence[KeptImage] = (),
+        seen: Seen | None = None,
     ) -> StoredMessage:
-        """Append a message and make it the end of the shown branch. Raises StoreError."""
+        """Append a message and make it the end of the shown branch.
+
+        seen: what the writer saw; None to append whatever has been written since
+
+        Raises StoreError, and StaleWrite without writing if the chat has gone on.
+        """
         if self._reserve is not None:
             self._reserve.keep(self._db)
         now = time.time()
 
         def insert(db: sqlite3.Connection) -> int | None:
+            _require_seen(db, chat_id, seen)
             message_id = db.execute(
                 "INSERT INTO messages(chat_id, parent_id, role, text, state, model, images, created_at,"
-                " touched_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                (chat_id, parent_id, role, text, state, model, as_text(images), now, now),
+                " touched_at, writer) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (
+                    chat_id,
+                    parent_id,
+                    role,
+                    text,
+                    state,
+                    model,
+                    as_text(images),
+                    now,
+                    now,
+                    os.getpid(),
+                ),
             ).lastrowid
             db.execute(
                 "UPDATE chats SET leaf_id = ?, updated_at = ? WHERE id = ?",
@@ -258,6 +299,7 @@ class Store:
             "model": message.model,
             "rounds": rounds_text(message.rounds),
             "touched_at": time.time(),
+            "writer": os.getpid(),
             **asdict(message.stats),
         }
         assigned = ", ".join(f"{name} = :{name}" for name in columns)
@@ -315,21 +357,31 @@ class Store:
         self.show_leaf(chat_id, leaf_id)
         return leaf_id
 
-    def show_leaf(self, chat_id: int, leaf_id: int | None) -> None:
+    def show_leaf(self, chat_id: int, leaf_id: int | None, seen: Seen | None = None) -> None:
+        """Make this message the end of the shown branch. Raises StaleWrite as `add` does."""
         with self._write() as db:
+            _require_seen(db, chat_id, seen)
             db.execute("UPDATE chats SET leaf_id = ? WHERE id = ?", (leaf_id, chat_id))
 
     def recover(self) -> int:
-        """Mark the unfinished answers of dead terminals as stopped; returns their number.
+        """Mark the unfinished answers of dead processes as stopped; returns their number.
 
-        A live terminal updates `touched_at` at every checkpoint, so its answers are left alone. On a
+        A live writer updates `touched_at` at every checkpoint, so its answers are left alone. On a
         full disk all are, so that chats can be read.
         """
-        with suppress(DiskFull), self._write() as db:
-            return db.execute(
-                "UPDATE messages SET state = ? WHERE state = ? AND touched_at < ?",
-                (State.STOPPED, State.WRITING, time.time() - _ABANDONED_SECONDS),
-            ).rowcount
+        rows = self._db.execute(
+            "SELECT id, touched_at, writer FROM messages WHERE state = ?", (State.WRITING,)
+        ).fetchall()
+        last = time.time() - _ABANDONED_SECONDS
+        dead = [row["id"] for row in rows if row["touched_at"] < last or _has_ended(row["writer"])]
+        with suppress(DiskFull):
+            for message_id in dead:
+                with self._write() as db:
+                    db.execute(
+                        "UPDATE messages SET state = ? WHERE id = ? AND state = ?",
+                        (State.STOPPED, message_id, State.WRITING),
+                    )
+            return len(dead)
         return 0
 
     def search(
@@ -449,6 +501,27 @@ def _insert_message(
     names = ", ".join(columns)
     values = ", ".join(f":{name}" for name in columns)
     return db.execute(f"INSERT INTO messages({names}) VALUES ({values})", columns).lastrowid
+
+
+def draft_name(chat_id: int) -> str:
+    """Return the name of the setting that keeps what is typed into a chat and not sent yet."""
+    return f"{_DRAFT}{chat_id}"
+
+
+def _require_seen(db: sqlite3.Connection, chat_id: int, seen: Seen | None) -> None:
+    """Raises StaleWrite if the shown branch does not end with what the writer saw."""
+    if seen is None:
+        return
+    row = db.execute("SELECT leaf_id FROM chats WHERE id = ?", (chat_id,)).fetchone()
+    if row is not None and row["leaf_id"] != seen.leaf_id:
+        raise StaleWrite(row["leaf_id"])
+
+
+def _has_ended(writer: int | None) -> bool:
+    """True if the process that wrote a message last has ended; False if that is unknown."""
+    import psutil  # imported late, for a fast start
+
+    return writer is not None and not psutil.pid_exists(writer)
 
 
 def title_of(words: str) -> str:

@@ -6,8 +6,8 @@ to programs of that user on this machine. Every other key has chats of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, fields, replace
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import fields, replace
 from functools import partial
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -21,18 +21,20 @@ from mlxserve.api.access.security import has_key, key_id
 from mlxserve.api.bodies.body_route import BodyRoute
 from mlxserve.api.bodies.json_body import body_size
 from mlxserve.api.bodies.request_body import RequestBody, StrictModel
+from mlxserve.api.chats.forms import card_of, sent_form
+from mlxserve.api.chats.live_chats import LiveChats
 from mlxserve.api.errors import ApiError, invalid_value, json_response
 from mlxserve.api.fair_work import run_fairly
 from mlxserve.api.native.forgetting import DeletedConversations, Forgetting, PromptSettings
 from mlxserve.core.errors import MlxServeError
 from mlxserve.helpers.work import Work
-from mlxserve.history.calls import CallRecord, CallState, ToolRound, round_fields
+from mlxserve.history.calls import CallRecord, CallState, ToolRound
 from mlxserve.history.chat_file import StoreError
 from mlxserve.history.chat_stores import ChatStores
 from mlxserve.history.export import as_json, as_markdown
 from mlxserve.history.messages import ChatRecord, Role, State, StoredMessage
 from mlxserve.history.picture import MAX_DOCUMENT, KeptImage
-from mlxserve.history.store import SearchHit, Store
+from mlxserve.history.store import SearchHit, Seen, StaleWrite, Store, draft_name
 from mlxserve.history.traces import traces
 from mlxserve.mcp import results
 
@@ -40,9 +42,9 @@ T = TypeVar("T")
 
 MAX_TEXT = 4 << 20  # characters
 MAX_PAGE = 4 << 20  # characters of a reply, but for its last message
-_SECONDS = 0.005  # for a read or a write by itself
+STORE_SECONDS = 0.005  # for a read or a write by itself
 _READ_PER_SECOND = 100 << 20  # bytes of a file that is read to its end
-_WRITTEN_PER_SECOND = 20 << 20  # bytes, into the index as well
+WRITTEN_PER_SECOND = 20 << 20  # bytes, into the index as well
 MAX_TITLE = 1_000
 MAX_IMAGE, MAX_IMAGES = 2 << 20, 16  # characters; of one message
 MAX_ROUNDS, MAX_CALLS = 100, 100  # of one answer, and in each of its rounds
@@ -63,11 +65,18 @@ class NewChatRequest(RequestBody):
 
 
 class ChatChange(RequestBody):
-    """The body of `PATCH /api/v1/chats/{id}`. `leaf_id`: the last message of the shown branch."""
+    """The body of `PATCH /api/v1/chats/{id}`.
+
+    leaf_id: the last message of the branch to show
+    seen_leaf_id: that of the branch that the client shows now; 409 if the chat has gone on
+    draft: what is typed and not sent yet
+    """
 
     title: Annotated[str, Field(max_length=MAX_TITLE)] | None = None
     system: Text | None = None
     leaf_id: Count | None = None
+    seen_leaf_id: Count | None = None
+    draft: Text | None = None
 
 
 class ImageFields(StrictModel):
@@ -94,10 +103,14 @@ class ImageFields(StrictModel):
 
 
 class NewMessageRequest(RequestBody):
-    """The body of `POST /api/v1/chats/{id}/messages`. Messages of one parent are versions."""
+    """The body of `POST /api/v1/chats/{id}/messages`. Messages of one parent are versions.
+
+    seen_leaf_id: the end of the branch that the client shows; 409 if the chat has gone on
+    """
 
     role: Literal["user", "assistant"]
     parent_id: Count | None = None
+    seen_leaf_id: Count | None = None
     text: Text = ""
     state: StateName = "done"
     model: Annotated[str, Field(max_length=MAX_TITLE)] | None = None
@@ -175,9 +188,15 @@ class Chats:
         stores: ChatStores,
         forgetting: Forgetting,
         tools: Callable[[], Sequence[Mapping[str, Any]]],
+        live: LiveChats,
     ) -> None:
-        """tools: returns the definitions of the tools that the page's models see."""
+        """Wire the endpoints.
+
+        tools: returns the definitions of the tools that the page's models see
+        live: tells followers what was written
+        """
         self._stores = stores
+        self._live = live
         self._forgetting = forgetting
         self._tools = tools
 
@@ -207,7 +226,7 @@ class Chats:
         else:
 
             def chats(store: Store) -> list[dict[str, Any]]:
-                return [_card(chat) for chat in store.chats(max_characters=MAX_PAGE)]
+                return [card_of(chat) for chat in store.chats(max_characters=MAX_PAGE)]
 
             cards = await self._call(request, chats, nbytes=MAX_PAGE)
         return json_response({"object": "list", "data": cards})
@@ -215,7 +234,7 @@ class Chats:
     async def create(self, request: Request, body: NewChatRequest) -> Response:
         """Begins a chat. Its title is the start of the given words."""
         chat = await self._call(request, lambda store: store.create_chat(body.title, body.system))
-        return json_response(_card(chat))
+        return json_response(card_of(chat))
 
     async def get(self, request: Request) -> Response:
         """Reads a chat: its messages, with their parents, at most 4 MiB at once; `after` continues after a message.
@@ -228,10 +247,12 @@ class Chats:
 
         def read(store: Store) -> dict[str, Any]:
             store.recover()
-            chat = _chat(store, request)
+            chat = chat_of(store, request)
             messages = store.messages(chat.id, int(after), MAX_PAGE)
             has_more = sum(each.num_characters for each in messages) > MAX_PAGE
-            return {**_card(chat), "messages": list(map(_sent, messages)), "has_more": has_more}
+            draft = store.setting(draft_name(chat.id)) or ""
+            found = {"messages": list(map(sent_form, messages)), "has_more": has_more}
+            return {**card_of(chat), "draft": draft, **found}
 
         return json_response(await self._call(request, read, nbytes=MAX_PAGE))
 
@@ -239,28 +260,35 @@ class Chats:
         """Renames a chat, changes its system prompt, or shows another branch."""
 
         def change(store: Store) -> ChatRecord:
-            chat = _chat(store, request)
+            chat = chat_of(store, request)
             if body.title is not None:
                 store.rename(chat.id, body.title)
             if body.system is not None:
                 store.set_system(chat.id, body.system)
+            if body.draft is not None:
+                store.set_setting(draft_name(chat.id), body.draft)
             if body.leaf_id is not None:
-                store.show_leaf(chat.id, _message(store, chat, body.leaf_id, "leaf_id").id)
+                leaf = message_of(store, chat, body.leaf_id, "leaf_id")
+                store.show_leaf(chat.id, leaf.id, seen_by(body.seen_leaf_id))
             return store.chat(chat.id)
 
-        return json_response(_card(await self._call(request, change)))
+        chat = await self._call(request, change, written=body_size(request))
+        if body.draft is None or len(body.model_fields_set) > 1:
+            self._live.changed(key_id(request), chat)
+        return json_response(card_of(chat))
 
     async def delete(self, request: Request) -> Response:
         """Deletes a chat and its messages, and what loaded models have computed of them."""
 
         def delete(store: Store) -> tuple[int, list[str], DeletedConversations]:
-            chat = _chat(store, request)
+            chat = chat_of(store, request)
             left = traces(store, chat.id)
             store.delete(chat.id)
             deleted = DeletedConversations.from_chat(left.conversations, left.kept)
             return chat.id, left.models, deleted
 
         chat_id, models, deleted = await self._call(request, delete, reads=1.0)
+        self._live.deleted(key_id(request), chat_id)
         try:
             forgotten = await self._forgetting.forget(
                 request, deleted, PromptSettings(self._tools())
@@ -277,7 +305,7 @@ class Chats:
         is_json = request.query_params.get("format") == "json"
 
         def text(store: Store) -> bytes:
-            chat = _chat(store, request)
+            chat = chat_of(store, request)
             return (as_json if is_json else as_markdown)(chat, store.path(chat.leaf_id)).encode()
 
         exported = await self._call(request, text, reads=1.0, nbytes=MAX_PAGE)
@@ -292,9 +320,9 @@ class Chats:
         """Adds a message, which then ends the shown branch."""
 
         def add(store: Store) -> StoredMessage:
-            chat = _chat(store, request)
+            chat = chat_of(store, request)
             if body.parent_id is not None:
-                _message(store, chat, body.parent_id, "parent_id")
+                message_of(store, chat, body.parent_id, "parent_id")
             return store.add(
                 chat.id,
                 body.parent_id,
@@ -303,17 +331,20 @@ class Chats:
                 state=State(body.state),
                 model=body.model or "",
                 images=[image.picture() for image in body.images],
+                seen=seen_by(body.seen_leaf_id),
             )
 
-        return json_response(_sent(await self._call(request, add, written=body_size(request))))
+        message = await self._call(request, add, written=body_size(request))
+        self._live.added(key_id(request), message)
+        return json_response(sent_form(message))
 
     async def save(self, request: Request, body: MessageChange) -> Response:
         """Writes an answer as far as it has come."""
 
         def save(store: Store) -> StoredMessage:
-            chat = _chat(store, request)
-            number = _number(request.path_params["message"])
-            message = _message(store, chat, number, "message")
+            chat = chat_of(store, request)
+            number = number_in(request.path_params["message"])
+            message = message_of(store, chat, number, "message")
             if message.role is not Role.ASSISTANT:
                 raise invalid_value("message", "questions do not change; add another version")
             changed = replace(
@@ -330,36 +361,44 @@ class Chats:
             store.save(changed)
             return changed
 
-        return json_response(_sent(await self._call(request, save, written=body_size(request))))
+        message = await self._call(request, save, written=body_size(request))
+        self._live.added(key_id(request), message)
+        return json_response(sent_form(message))
 
-    async def _call(
-        self,
-        request: Request,
-        work: Callable[[Store], T],
-        *,
-        reads: float = 0.0,
-        written: int = 0,
-        nbytes: int = 0,
-    ) -> T:
-        """Run `work` on the store of the request's key, in its turn.
+    def _call(
+        self, request: Request, work: Callable[[Store], T], **costs: Any
+    ) -> Coroutine[Any, Any, T]:
+        return run_on_chats(self._stores, request, work, **costs)
 
-        reads: share of the file that it may have to read
-        written: bytes that it writes
-        nbytes: bytes of its result, at most
 
-        Raises ApiError 403, 404, 429 and 503.
-        """
-        await check_owner(request)
-        owner = key_id(request)
-        size = self._stores.size(owner)
-        seconds = _SECONDS + reads * size / _READ_PER_SECOND + written / _WRITTEN_PER_SECOND
-        job: Work[T] = Work(
-            seconds, partial(self._stores.run, owner, work), nbytes=min(nbytes, size)
-        )
-        try:
-            return await run_fairly(request, job)
-        except StoreError as error:
-            raise ApiError(503, str(error), code="chats_unavailable") from error
+async def run_on_chats(
+    stores: ChatStores,
+    request: Request,
+    work: Callable[[Store], T],
+    *,
+    reads: float = 0.0,
+    written: int = 0,
+    nbytes: int = 0,
+) -> T:
+    """Run `work` on the store of the request's key, in its turn.
+
+    reads: share of the file that it may have to read
+    written: bytes that it writes
+    nbytes: bytes of its result, at most
+
+    Raises ApiError 403, 404, 409, 429 and 503.
+    """
+    await check_owner(request)
+    owner = key_id(request)
+    size = stores.size(owner)
+    seconds = STORE_SECONDS + reads * size / _READ_PER_SECOND + written / WRITTEN_PER_SECOND
+    job: Work[T] = Work(seconds, partial(stores.run, owner, work), nbytes=min(nbytes, size))
+    try:
+        return await run_fairly(request, job)
+    except StaleWrite as error:
+        raise ApiError(409, str(error), param="leaf_id", code="stale_chat") from error
+    except StoreError as error:
+        raise ApiError(503, str(error), code="chats_unavailable") from error
 
 
 async def check_owner(request: Request) -> None:
@@ -377,7 +416,7 @@ def _is_number(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) < 19
 
 
-def _number(text: str) -> int:
+def number_in(text: str) -> int:
     if _is_number(text):
         return int(text)
     raise _unknown()
@@ -387,16 +426,16 @@ def _unknown() -> ApiError:
     return ApiError(404, "There is no such chat; it may have been deleted.", code="unknown_chat")
 
 
-def _chat(store: Store, request: Request) -> ChatRecord:
+def chat_of(store: Store, request: Request) -> ChatRecord:
     """Return the chat in the path. Raises ApiError 404."""
-    number = _number(request.path_params["id"])
+    number = number_in(request.path_params["id"])
     try:
         return store.chat(number)
     except StoreError as error:
         raise _unknown() from error
 
 
-def _message(store: Store, chat: ChatRecord, number: int, param: str) -> StoredMessage:
+def message_of(store: Store, chat: ChatRecord, number: int, param: str) -> StoredMessage:
     """Return a message of this chat. Raises ApiError 400."""
     try:
         message = store.message(number)
@@ -407,18 +446,15 @@ def _message(store: Store, chat: ChatRecord, number: int, param: str) -> StoredM
     return message
 
 
-def _card(chat: ChatRecord) -> dict[str, Any]:
-    return {**asdict(chat), "object": "chat"}
+def seen_by(leaf_id: int | None) -> Seen | None:
+    """Return what a client saw; None for one that does not say."""
+    return None if leaf_id is None else Seen(leaf_id)
 
 
 def _cards_of(hits: list[SearchHit]) -> list[dict[str, Any]]:
     """Return one card per chat, with its newest hit."""
     cards: dict[int, dict[str, Any]] = {}
     for hit in hits:
-        card = {**_card(hit.chat), "excerpt": hit.excerpt, "message_id": hit.message_id}
+        card = {**card_of(hit.chat), "excerpt": hit.excerpt, "message_id": hit.message_id}
         cards.setdefault(hit.chat.id, card)
     return list(cards.values())
-
-
-def _sent(message: StoredMessage) -> dict[str, Any]:
-    return {**asdict(message), "rounds": list(map(round_fields, message.rounds))}

@@ -81,11 +81,11 @@ class ToolRoutes:
     """The endpoints over one toolbox, whose tool servers end with this server."""
 
     def __init__(self, stores: ChatStores, executor: FairExecutor) -> None:
-        self._toolbox = Toolbox(usual_file(), StoredChoices(stores, executor))
+        self.toolbox = Toolbox(usual_file(), StoredChoices(stores, executor))
 
     def routes(self) -> list[Route]:
         tools = "/api/v1/tools"
-        own_route = partial(BodyRoute, of_model=False, admit=_check_allowed)
+        own_route = partial(BodyRoute, of_model=False, admit=check_allowed)
         return [
             Route(tools, self.index, methods=["GET"]),
             own_route(f"{tools}/start", self.start, body=StartRequest),
@@ -96,22 +96,22 @@ class ToolRoutes:
 
     def definitions(self) -> list[dict[str, Any]]:
         """Definitions of the tools that the page's models see."""
-        return [tool.definition for tool in self._toolbox.offered()]
+        return [tool.definition for tool in self.toolbox.offered()]
 
     async def close(self) -> None:
         """End the tool servers and their processes."""
-        await self._toolbox.close()
+        await self.toolbox.close()
 
     async def index(self, request: Request) -> Response:
         """Lists the servers of tools, started or not, with their tools."""
-        await _check_allowed(request)
-        reading: Work[None] = Work(_SETTING_SECONDS, self._toolbox.read)
+        await check_allowed(request)
+        reading: Work[None] = Work(_SETTING_SECONDS, self.toolbox.read)
         await run_fairly(request, reading)
         return json_response(self._list())
 
     async def start(self, request: Request, _body: StartRequest) -> Response:
         """Starts the servers that are on, and answers when each is ready or has failed."""
-        starting: Work[None] = Work(_TOOL_SECONDS, self._toolbox.start, RunsIn.LOOP)
+        starting: Work[None] = Work(_TOOL_SECONDS, self.toolbox.start, RunsIn.LOOP)
         await run_fairly(request, starting)
         return json_response(self._list())
 
@@ -119,8 +119,8 @@ class ToolRoutes:
         """Starts a server, also one that failed, or ends it."""
 
         async def switch() -> None:
-            await self._toolbox.start()
-            await self._toolbox.switch(body.server, is_on=body.is_on)
+            await self.toolbox.start()
+            await self.toolbox.switch(body.server, is_on=body.is_on)
 
         switching: Work[None] = Work(_TOOL_SECONDS, switch, RunsIn.LOOP)
         try:
@@ -132,7 +132,7 @@ class ToolRoutes:
     async def permit(self, _request: Request, body: PermissionRequest) -> Response:
         """Keeps whether a tool is called after asking, always or never."""
         try:
-            await self._toolbox.permit(body.name, Permission(body.permission))
+            await self.toolbox.permit(body.name, Permission(body.permission))
         except ToolsError as error:
             raise ApiError(404, str(error), param="name", code="unknown_tool") from error
         return json_response(self._list())
@@ -141,7 +141,7 @@ class ToolRoutes:
         """Calls a tool, to which the user has agreed; stopped when the client leaves."""
         started = time.monotonic()
         calling: Work[CallResult] = Work(
-            _TOOL_SECONDS, partial(self._toolbox.call, body.name, body.arguments), RunsIn.LOOP
+            _TOOL_SECONDS, partial(self.toolbox.call, body.name, body.arguments), RunsIn.LOOP
         )
         result = await run_fairly(request, calling)
         content = {
@@ -156,13 +156,13 @@ class ToolRoutes:
     def _list(self) -> dict[str, Any]:
         return {
             "object": "list",
-            "file": str(self._toolbox.file),
-            "problem": self._toolbox.problem,
-            "data": [_server(card) for card in self._toolbox.cards],
+            "file": str(self.toolbox.file),
+            "problem": self.toolbox.problem,
+            "data": [_server(card) for card in self.toolbox.cards],
         }
 
 
-async def _check_allowed(request: Request) -> None:
+async def check_allowed(request: Request) -> None:
     """Raises ApiError 403 for other users: tools run as the server's user."""
     if not await may_run_programs(request):
         raise ApiError(

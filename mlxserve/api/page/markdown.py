@@ -84,6 +84,31 @@ class Markdown:
         except _TooLong:
             return None
 
+    def growing(self, text: str, seconds: float) -> tuple[list[Node], int, int] | None:
+        """Parse the end of a text that grows.
+
+        Returns its blocks, how many of them no longer change, and the character at which the others
+        begin; None if that takes more than `seconds` of this thread's time. A block is finished once
+        another one follows it.
+        """
+        if len(text) > MAX_MARKED:
+            return unmarked(text), 0, 0
+        deadline = time.thread_time() + seconds
+        try:
+            tokens = self._parser.parse(text, {"deadline": deadline})
+            nodes = _tree(tokens, deadline)
+        except _TooLong:
+            return None
+        starts = [
+            token.map[0]
+            for token in tokens
+            if token.level == 0 and token.nesting >= 0 and token.map
+        ]
+        if len(starts) != len(nodes) or len(starts) < 2 or "\r" in text:
+            return nodes, 0, 0  # lines may not be those of `split`
+        lines = text.split("\n", starts[-1])
+        return nodes, len(nodes) - 1, len(text) - len(lines[-1])
+
 
 def unmarked(text: str) -> list[Node]:
     """Return the text as one block without formatting."""

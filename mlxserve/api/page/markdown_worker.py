@@ -22,3 +22,9 @@ class MarkdownWorker:
         end = time.thread_time() + self._seconds
         for text in texts:
             yield self._parser.nodes(text, max(0.0, end - time.thread_time()))
+
+    def growing(self, texts: Sequence[str]) -> Iterator[tuple[list[Node], int, int] | None]:
+        """Yield for each end of a text what `Markdown.growing` returns."""
+        end = time.thread_time() + self._seconds
+        for text in texts:
+            yield self._parser.growing(text, max(0.0, end - time.thread_time()))

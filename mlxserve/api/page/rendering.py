@@ -21,7 +21,7 @@ from mlxserve.api.page.highlighting import Node, highlighter
 from mlxserve.api.page.markdown import code_elements, unmarked
 from mlxserve.helpers.helper import BEHIND_THE_ENGINE, Helper
 from mlxserve.helpers.piecewise import Piecewise
-from mlxserve.helpers.work import Work
+from mlxserve.helpers.work import RunFairly, Work
 from mlxserve.system.code_languages import lexer_name
 
 MAX_TEXTS = 1_000
@@ -59,31 +59,59 @@ class RenderRequest(RequestBody):
         return self
 
 
-class Rendering:
-    """The endpoint that renders Markdown."""
+class Renderer:
+    """Parses Markdown and highlights its code, in two helper processes."""
 
     def __init__(self, helper: Helper | None = None) -> None:
         """helper: runs a `MarkdownWorker`."""
         self._code = highlighter()
         self._helper = helper or markdown_helper()
 
-    def routes(self) -> list[Route]:
-        return [BodyRoute("/api/v1/render", self.render, body=RenderRequest, of_model=False)]
-
-    async def render(self, request: Request, body: RenderRequest) -> Response:
-        """Parses Markdown for the page: each text as nested lists of [tag, attributes, child, …]."""
-        texts, fairly = body.texts, partial(run_fairly, request)
+    async def nodes(self, texts: Sequence[str], fairly: RunFairly) -> list[list[Node]]:
+        """Return the blocks of each text. Raises the errors of `fairly`."""
         seconds = sum(map(len, texts)) / _CHARACTERS_PER_SECOND
         parser = Piecewise(self._helper, "trees", TEXT_SECONDS)
         trees = await parser.results(texts, fairly, seconds=seconds)
         completing: Work[tuple[list[list[Node]], list[_Code]]] = Work(
             len(texts) / _TEXTS_PER_SECOND, partial(_completed, texts, trees)
         )
-        nodes, code = await run_fairly(request, completing)
+        nodes, code = await fairly(completing)
+        await self._highlight(code, fairly)
+        return nodes
+
+    async def growing(self, text: str, fairly: RunFairly) -> tuple[list[Node], int, int]:
+        """Parse the end of a text as `Markdown.growing` does. Code is not highlighted."""
+        parser = Piecewise(self._helper, "growing", TEXT_SECONDS)
+        seconds = len(text) / _CHARACTERS_PER_SECOND
+        [parsed] = await parser.results([text], fairly, seconds=seconds)
+        return (unmarked(text), 0, 0) if parsed is None else parsed
+
+    async def highlight(self, nodes: Sequence[Node], fairly: RunFairly) -> None:
+        """Cut the code in these blocks into coloured parts."""
+        await self._highlight(list(_code(nodes)), fairly)
+
+    async def _highlight(self, code: Sequence[_Code], fairly: RunFairly) -> None:
+        if not code:
+            return
         blocks = [(element.lexer, element.text) for element in code]
         for element, spans in zip(code, await self._code.spans(blocks, fairly), strict=True):
             if spans is not None:
                 element.element[2:] = spans
+
+
+class Rendering:
+    """The endpoint that renders Markdown."""
+
+    def __init__(self, helper: Helper | None = None) -> None:
+        """helper: runs a `MarkdownWorker`."""
+        self._renderer = Renderer(helper)
+
+    def routes(self) -> list[Route]:
+        return [BodyRoute("/api/v1/render", self.render, body=RenderRequest, of_model=False)]
+
+    async def render(self, request: Request, body: RenderRequest) -> Response:
+        """Parses Markdown for the page: each text as nested lists of [tag, attributes, child, …]."""
+        nodes = await self._renderer.nodes(body.texts, partial(run_fairly, request))
         return json_response({"data": nodes})
 
 

@@ -1,0 +1,55 @@
+"""GrowingBlocks: the parsed blocks of a text that grows, and how they change for followers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import partial
+
+from mlxserve.api.chats.patches import patches
+from mlxserve.api.errors import encode_json
+from mlxserve.api.page.highlighting import Node
+from mlxserve.api.page.rendering import Renderer
+from mlxserve.helpers.work import RunFairly, Work
+
+_COMPARED_PER_SECOND = 2_000_000  # characters
+# A definition of a link, which may be far below the link.
+_DEFINITION = re.compile(r"^ {0,3}\[[^\]\n]{1,999}\]:", re.MULTILINE)
+
+
+class GrowingBlocks:
+    """Parses each finished block once, and only the end of the text again."""
+
+    def __init__(self, renderer: Renderer) -> None:
+        self.shown: list[Node] = []  # what the followers have
+        self._renderer = renderer
+        self._finished: list[Node] = []
+        self._at = 0  # characters of the finished blocks
+
+    async def advance(self, text: str, fairly: RunFairly, *, is_whole: bool = False) -> bytes:
+        """Parse the text, and return the patches since the last call, as JSON; b"" for none.
+
+        is_whole: the text has ended, so that its last block is finished, too
+
+        Raises the errors of `fairly`.
+        """
+        end = text[self._at :]
+        nodes, num_finished, size = await self._renderer.growing(end, fairly)
+        finished = nodes if is_whole else nodes[:num_finished]
+        await self._renderer.highlight(finished, fairly)
+        after = [*self._finished, *nodes]
+        if is_whole and _DEFINITION.search(text):
+            [after] = await self._renderer.nodes([text], fairly)
+        comparing: Work[bytes] = Work(
+            len(end) / _COMPARED_PER_SECOND, partial(_encoded, self.shown, after)
+        )
+        encoded = await fairly(comparing)
+        self.shown = after
+        self._finished += finished
+        self._at += len(end) if is_whole else size
+        return encoded
+
+
+def _encoded(before: Sequence[Node], after: Sequence[Node]) -> bytes:
+    found = patches(before, after)
+    return encode_json(found) if found else b""

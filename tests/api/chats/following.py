@@ -1,0 +1,99 @@
+"""A follower of a chat over HTTP, as the page is one."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+
+from tests.waiting import wait_until
+
+PATIENCE = 30.0  # seconds
+
+
+class Follower:
+    """Reads the events of a chat in a thread of its own."""
+
+    def __init__(self, url: str, chat: int, *, after: Follower | None = None) -> None:
+        """Follow a chat; in the place of a follower that lost its connection, after its last event."""
+        self.events: list[tuple[str, Any]] = []
+        self.last_id = "" if after is None else after.last_id
+        self.num_bytes = 0
+        # Of the answer, by its patches.
+        self.blocks: list[Any] = [] if after is None else after.blocks
+        self._client = httpx.Client(base_url=url, timeout=PATIENCE)
+        self._path = f"/api/v1/chats/{chat}/events"
+        self._socket: Any = None
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        headers = {"last-event-id": self.last_id} if self.last_id else {}
+        try:
+            with self._client.stream("GET", self._path, headers=headers) as reply:
+                self._socket = reply.extensions["network_stream"].get_extra_info("socket")
+                assert reply.status_code == 200, reply.read()
+                rest = b""
+                for piece in reply.iter_raw():
+                    self.num_bytes += len(piece)
+                    *parts, rest = (rest + piece).split(b"\n\n")
+                    for part in parts:
+                        self._take(part.decode())
+        except httpx.HTTPError:
+            return  # the connection is lost
+
+    def _take(self, part: str) -> None:
+        if part.startswith(":"):
+            return
+        fields = dict(line.split(": ", 1) for line in part.split("\n"))
+        self.last_id = fields.get("id", self.last_id)
+        data = json.loads(fields["data"])
+        if fields["event"] == "state" and data["answer"]:
+            self.blocks = data["answer"]["blocks"]
+        if fields["event"] == "round":
+            self.blocks = []
+        if fields["event"] == "blocks":
+            apply(self.blocks, data["patches"])
+        self.events.append((fields["event"], data))
+
+    def of(self, name: str) -> list[Any]:
+        return [data for each, data in self.events if each == name]
+
+    def wait_for(self, name: str, fits: Callable[[Any], bool] = lambda _: True) -> Any:
+        wait_until(lambda: any(map(fits, self.of(name))), PATIENCE, f"no {name}: {self.events}")
+        return next(filter(fits, self.of(name)))
+
+    def close(self) -> None:
+        """Leave as a page that is closed."""
+        wait_until(lambda: self._socket is not None, PATIENCE)
+        with contextlib.suppress(OSError):  # the server may have ended it
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._thread.join(PATIENCE)
+        assert not self._thread.is_alive()
+        self._client.close()
+
+
+def apply(blocks: list[Any], patches: list[Any]) -> None:
+    """Apply patches as the page does."""
+    for patch in patches:
+        _apply_one(blocks, patch)
+
+
+def _apply_one(blocks: list[Any], patch: Any) -> None:
+    parent, first = blocks, 0
+    for at in patch["path"]:
+        parent, first = parent[first + at], 2
+    del parent[first + patch["keep"] :]
+    if "grow" in patch:
+        parent[-1] += patch["grow"]
+    parent += patch.get("add", [])
+
+
+def text_of(blocks: list[Any]) -> str:
+    """The text of blocks, without their marks."""
+    return "".join(each if isinstance(each, str) else text_of(each[2:]) for each in blocks)
