@@ -47,9 +47,10 @@ def serving(
     limits: Limits | None = None,
     drain_seconds: float = 0.2,
     stop_engine: Callable[[], None] | None = None,
+    port: int = 0,
 ) -> Iterator[Running]:
     """A server over a chat, on a thread of its own."""
-    listener = bind("127.0.0.1", 0)
+    listener = bind("127.0.0.1", port)
     url = url_of(listener)
     port = listener.getsockname()[1]
     is_ready = threading.Event()

@@ -1,7 +1,7 @@
 """AnswerWriter: writes one answer of a chat, whoever looks at it, and keeps it on the disk.
 
     ask the model ──▶ text ──▶ calls ──▶ a follower's decision ──▶ results ──▶ ask the model ...
-                       │ every 0.15 s, if there are followers: their events
+                       │ every 0.25 s, if there are followers: their events
                        └ every 0.5 s: the store
 
 The model is asked by a request to this server (`InProcess`). The answer ends when the model ends it,
@@ -45,7 +45,7 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 MAX_ROUNDS = 25  # of tool calls
-PUBLISH_INTERVAL = 0.15  # seconds between events of a growing text
+PUBLISH_INTERVAL = 0.25  # seconds between events of a growing text
 SAVE_INTERVAL = 0.5  # seconds between writes to the store
 _TOUCH_INTERVAL = 5.0  # seconds between writes of an answer that does not change
 _MAX_SAVES = 20  # tries to store the end of an answer
@@ -286,11 +286,14 @@ class AnswerWriter:
     # ---- followers
 
     async def _publish_often(self) -> None:
+        taken = 0.0  # seconds of the last time: parsing takes a third of the time at most
         while True:
-            await asyncio.sleep(PUBLISH_INTERVAL)
+            await asyncio.sleep(max(PUBLISH_INTERVAL, 2 * taken))
+            started = time.monotonic()
             if self._feed.num_followers:
                 with contextlib.suppress(QueueFull):  # the next time has all of it
                     await self._published.publish(self._feed, self._run)
+            taken = time.monotonic() - started
 
     async def _finish(self) -> None:
         """Store the end of the answer, and tell the followers."""

@@ -13,6 +13,8 @@ from mlxserve.api.page.rendering import Renderer
 from mlxserve.helpers.work import RunFairly, Work
 
 _COMPARED_PER_SECOND = 2_000_000  # characters
+# Characters of an end whose code is highlighted each time; a longer one once it is finished.
+_MAX_HIGHLIGHTED = 8_000
 # A definition of a link, which may be far below the link.
 _DEFINITION = re.compile(r"^ {0,3}\[[^\]\n]{1,999}\]:", re.MULTILINE)
 
@@ -36,7 +38,8 @@ class GrowingBlocks:
         end = text[self._at :]
         nodes, num_finished, size = await self._renderer.growing(end, fairly)
         finished = nodes if is_whole else nodes[:num_finished]
-        await self._renderer.highlight(finished, fairly)
+        is_short = len(end) <= _MAX_HIGHLIGHTED
+        await self._renderer.highlight(nodes if is_short else finished, fairly)
         after = [*self._finished, *nodes]
         if is_whole and _DEFINITION.search(text):
             [after] = await self._renderer.nodes([text], fairly)

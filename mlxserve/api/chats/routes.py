@@ -16,6 +16,7 @@ from starlette.routing import Route
 from mlxserve.api.access.same_user import may_run_programs
 from mlxserve.api.access.security import client_name, key_id
 from mlxserve.api.bodies.body_route import BodyRoute
+from mlxserve.api.bodies.generation import Seed
 from mlxserve.api.bodies.json_body import body_size
 from mlxserve.api.bodies.request_body import RequestBody
 from mlxserve.api.chats.answer_writer import AnswerOrder
@@ -70,7 +71,7 @@ class AnswerRequest(RequestBody):
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     max_tokens: Count | None = None
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    seed: Seed | None = None
 
     @model_validator(mode="after")
     def _is_one_of_three(self) -> AnswerRequest:

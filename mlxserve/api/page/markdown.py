@@ -28,6 +28,9 @@ MAX_MARKED = 60_000  # characters of a text; a longer one is shown without marks
 MAX_FORMULA = 2_000
 _MAX_BRACES = 40  # levels of braces in a formula
 _LINK = re.compile(r"(https?://|mailto:)", re.IGNORECASE)
+# A bare address in a text, without the sign that ends a sentence or closes a bracket around it.
+_BARE = re.compile(r"\bhttps?://[^\s<>\"\u0060]*[^\s<>\"\u0060.,;:!?'*_~()\[\]{}]")
+_TASKS = {"[ ] ": "\u2610 ", "[x] ": "\u2611 ", "[X] ": "\u2611 "}  # boxes
 _ALIGNMENTS = {
     "text-align:left": "left",
     "text-align:center": "center",
@@ -217,11 +220,16 @@ def _block_formula(state: StateBlock, start: int, end: int, silent: bool) -> boo
 def _tree(tokens: Iterable[Token], deadline: float) -> list[Node]:
     root: list[Any] = []
     open_lists = [root]
+    num_links = 0  # that are open
     for token in tokens:
         _require_time(deadline)
         if token.hidden:
             # The paragraphs of a tight list.
             continue
+        if token.type == "text" and not num_links:
+            open_lists[-1] += _linked(token.content)
+            continue
+        num_links += token.nesting if token.type in ("link_open", "link_close") else 0
         if token.nesting == 1:
             element: list[Any] = [token.tag, _attributes(token)]
             if token.type == "link_open" and not element[1]:
@@ -229,12 +237,35 @@ def _tree(tokens: Iterable[Token], deadline: float) -> list[Node]:
             open_lists[-1].append(element)
             open_lists.append(element)
         elif token.nesting == -1:
-            open_lists.pop()
+            closed = open_lists.pop()
+            if token.type == "list_item_close":
+                _box(closed)
         elif token.type == "inline":
             open_lists[-1] += _tree(token.children or (), deadline)
         elif (leaf := _leaf(token)) != "":
             open_lists[-1].append(leaf)
     return root
+
+
+def _linked(text: str) -> Iterator[Node]:
+    """Split a text into links, where it names addresses, and texts."""
+    at = 0
+    for match in _BARE.finditer(text):
+        if match.start() > at:
+            yield text[at : match.start()]
+        yield ["a", {"href": match[0]}, match[0]]
+        at = match.end()
+    if at < len(text):
+        yield text[at:]
+
+
+def _box(item: list[Any]) -> None:
+    """Turn the `[x] ` at the start of an item of a list into a box."""
+    first = item[2] if len(item) > 2 else ""
+    holder, at = (first, 2) if isinstance(first, list) and first[0] == "p" else (item, 2)
+    text = holder[at] if len(holder) > at else ""
+    if isinstance(text, str) and text[:4] in _TASKS:
+        holder[at] = _TASKS[text[:4]] + text[4:]
 
 
 def _attributes(token: Token) -> dict[str, str]:

@@ -55,6 +55,7 @@ def visit(browser: Browser) -> Open:
         *,
         bypass_csp: bool = False,
         key: str | None = None,
+        is_first: bool = False,
         **viewport: int,
     ) -> Iterator[Visit]:
         size = {"width": 1280, "height": 800, **viewport}
@@ -65,6 +66,8 @@ def visit(browser: Browser) -> Open:
         )
         if key is not None:  # as if it had been typed
             context.add_init_script(f"sessionStorage.setItem('mlxserve-key', {json.dumps(key)})")
+        if not is_first:  # as one who has opened the engine before
+            context.add_init_script("localStorage['mlxserve-engine'] ??= 'open'")
         try:
             yield Visit(context.new_page(), url)
         finally:

@@ -50,7 +50,7 @@ def sent(chat: FakeChat) -> list[list[tuple[str, str]]]:
     return [[(one["role"], one["content"]) for one in each.messages] for each in chat.rendered]
 
 
-def test_an_answer_that_is_left_stays_in_its_chat(
+def test_an_answer_that_is_left_goes_on_in_its_chat(
     chat: FakeChat, start_server: StartServer, visit: Open
 ) -> None:
     chat.script = SLOW
@@ -59,13 +59,16 @@ def test_an_answer_that_is_left_stays_in_its_chat(
         seen.ask("old")
         seen.until_text(".assistant .body", "Begun")
         seen.page.click("#new")
-        chat.wait_until_closed()
         assert seen.texts == []
         chat.script = None
         seen.ask("new")
         seen.until_text(".assistant .body", "Hello")
         assert seen.texts == ["new", "Hello"]
         assert sent(chat) == [[("user", "old")], [("user", "new")]]
+        chat.release()
+        seen.page.locator("#chat-list .open", has_text="old").click()
+        seen.until_text(".assistant .body", "Begun ended")
+        assert seen.texts == ["old", "Begun ended"]
         assert seen.errors == []
 
 
@@ -301,7 +304,7 @@ def test_a_reload_loses_nothing_and_chats_are_found_renamed_and_deleted(
         assert seen.errors == []
 
 
-def test_the_browser_asks_before_it_loses_what_is_not_saved(
+def test_the_browser_asks_before_it_loses_a_question_on_its_way(
     start_server: StartServer, visit: Open
 ) -> None:
     asked: list[str] = []
@@ -315,22 +318,20 @@ def test_the_browser_asks_before_it_loses_what_is_not_saved(
 
         page.on("dialog", stay)
         page.route(
-            "**/api/v1/chats/*/messages",
+            "**/api/v1/chats/*/answers",
             lambda route: route.continue_() if asked else held.append(route),
         )
         seen.until("Ready")
         seen.ask("About walruses")
-        seen.wait_for_answers(1)
         wait_until(lambda: page.title() and held)  # each look lets Playwright hear the browser
         page.evaluate("setTimeout(() => location.reload())")
         wait_until(lambda: page.title() and asked)
         assert asked == ["beforeunload"]
-        assert seen.texts == ["About walruses", "Hello"]
         held[0].continue_()
-        page.wait_for_function("() => location.hash")
+        seen.wait_for_answers(1)
         page.reload()
         page.wait_for_selector(".assistant")
-        assert asked == ["beforeunload"], "what is saved is left without a question"
+        assert asked == ["beforeunload"], "what the server has is left without a question"
         assert seen.texts == ["About walruses", "Hello"]
 
 

@@ -3,14 +3,17 @@ reaches it."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.api.fake_chat import FakeChat
 from tests.api.page.page_files import MARKDOWN_TAGS, MATH_TAGS
-from tests.api.page.visits import Open
+from tests.api.page.visits import Open, Visit
 from tests.api.serving import StartServer
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Route
 
 pytestmark = pytest.mark.slow
 
@@ -94,15 +97,26 @@ def tree() -> list[Any]:
     return [*every, *wide, nested]
 
 
+def shown(seen: Visit, nodes: list[Any]) -> None:
+    """Each text of a stored chat has these blocks."""
+
+    def fulfil(route: Route) -> None:
+        texts = route.request.post_data_json["texts"]
+        route.fulfill(json={"data": [nodes for _ in texts]})
+
+    seen.page.route("**/api/v1/render", fulfil)
+    seen.until("Ready")
+    seen.ask("Show me")
+    seen.wait_for_answers(1)
+    seen.page.reload()
+
+
 def test_every_element_of_an_answer_is_visible(
     chat: FakeChat, start_server: StartServer, visit: Open, tree: list[Any]
 ) -> None:
     with visit(start_server().url) as seen:
         page = seen.page
-        page.route("**/api/v1/render", lambda route: route.fulfill(json={"data": [tree]}))
-        seen.until("Ready")
-        seen.ask("Show me")
-        seen.wait_for_answers(1)
+        shown(seen, tree)
         page.locator(".assistant h1").first.wait_for()
         tags = page.evaluate(
             "() => [...new Set([...document.querySelectorAll('.assistant .body *')].map((one) => one.localName))]"
@@ -124,9 +138,7 @@ def test_what_hides_an_element_is_found(
     """As a rule of the frame did to titles in narrow windows."""
     with visit(start_server().url, bypass_csp=True) as seen:
         page = seen.page
-        page.route("**/api/v1/render", lambda route: route.fulfill(json={"data": [tree]}))
-        seen.until("Ready")
-        seen.ask("Show me")
+        shown(seen, tree)
         page.locator(".assistant h1").first.wait_for()
         for tag in ("h1", "table", "code", "pre", "li"):
             rule = "position: absolute; width: 1px; height: 1px; overflow: hidden;"
@@ -143,9 +155,7 @@ def test_words_of_a_table_are_not_broken(
     cells = [["td", {}, word] for word in ("40,960", "Context", "2.3", "mlx-community/Qwen3-4B")]
     table = ["table", {}, ["tbody", {}, *[["tr", {}, *cells * 3] for _ in range(2)]]]
     with visit(start_server().url, width=320) as seen:
-        seen.page.route("**/api/v1/render", lambda route: route.fulfill(json={"data": [[table]]}))
-        seen.until("Ready")
-        seen.ask("Show me")
+        shown(seen, [table])
         seen.page.locator(".assistant td").first.wait_for()
         lines = seen.page.locator(".assistant td", has_text="40,960").first.evaluate(
             "(one) => { const range = document.createRange(); range.selectNodeContents(one); return range.getClientRects().length; }"

@@ -74,6 +74,8 @@ export function hold(images) {
   drawAttached();
 }
 
+export const images = () => attached.filter((one) => one.url);
+
 export function clear() {
   attached = [];
   drawAttached();

@@ -1,18 +1,20 @@
-// The open chat on the screen: asking, answering, the queue, versions, and an empty page's words.
+// The open chat on the screen: asking, what the server tells of it, the queue, versions, and an empty page's words.
 
-import { fill } from "./answer.js";
+import { Refused } from "./api.js";
 import * as attachments from "./attachments.js";
 import { downloaded, offer } from "./download.js";
-import { draw, drawText, elementOf } from "./message.js";
-import { keep, toEnd, toMessage } from "./place.js";
+import * as drafts from "./drafts.js";
+import { follow, leave as leaveFeed, patched } from "./follow.js";
+import { draw, drawText, elementOf, whenParsed } from "./message.js";
+import { keep, toEnd, toWords } from "./place.js";
 import { sampling } from "./sampling.js";
-import { $, arrange, button, count, element, say } from "./show.js";
-import { read, save, saveAnswer, saveLast, saveLeaf, saveSystem } from "./store.js";
+import { $, arrange, button, count, element, say, tell, wait } from "./show.js";
+import * as store from "./store.js";
+import * as tools from "./tools.js";
 import { Chat } from "./tree.js";
 
-const CHECKPOINT_MILLISECONDS = 1000;
-const DRAFT = "mlxserve-draft";
 const BUNDLED = "mlxserve-mini";
+const OTHER_SECONDS = 1; // between looks at an answer that another program writes
 const DEMO_IDEAS = [
   "What can you do?", "What is a page?", "Remember the code word plum-42. What is the code word?",
 ];
@@ -23,14 +25,16 @@ const IDEAS = [
 
 let chat = new Chat();
 let model = null; // its card
-let running = null; // { chat, message, stop: AbortController } of the answer that is being written
-let unsaved = null; // { chat, message } of the last answer, until the server has all of it
-let queue = []; // { text, images }, for the chat that is being answered
+let asking = 0; // questions on their way to the server
+let queue = []; // { text, images } for the open chat, once its answer has ended
 let opening = 0;
 let onSaved = () => {};
-let edited = null; // the question that the composer replaces
+let sought = null; // { message, words } of a search whose hit is shown
+let edited = null; // { message, draft, images }: the question that the composer replaces, and what stood there
+let refused = null; // an answer that failed before it began: it is shown below the branch
+const mine = new Set(); // ids of the questions of this page
 
-export let ownRequest = ""; // id of the last request of this page
+export let ownRequest = ""; // id of the last request of this chat
 
 export function serve(card) {
   const isNew = card.id !== model?.id || card.max_model_len !== model.max_model_len;
@@ -45,24 +49,57 @@ export const currentId = () => chat.id;
 export const system = () => chat.system;
 export const whenSaved = (tell) => { onSaved = tell; };
 
-export function setSystem(text) {
+export async function setSystem(text) {
   if (text === chat.system) return;
   chat.system = text;
-  saveSystem(chat);
+  if (chat.id !== null) await attempt(() => store.saveSystem(chat));
 }
 
-// ---- chats of the server
-
-async function saved() { // the address keeps the chat over a reload
-  if (chat.id !== null) history.replaceState(null, "", "#" + chat.id);
-  await onSaved();
+// What fails is said below the messages. True if nothing did.
+async function attempt(work) {
+  try {
+    await work();
+    $("unsaved").hidden = true;
+    return true;
+  } catch (error) {
+    unsaved(error instanceof Refused ? error.message : "the server does not answer");
+    return false;
+  }
 }
 
-export async function open(id, messageId = null) { // at a message that was searched for, else at the end
+function unsaved(problem) {
+  $("unsaved").textContent = problem && "This chat is not saved: " + problem;
+  $("unsaved").hidden = !problem;
+}
+
+// ---- addresses: #12 is a chat, #12/345 a message of it
+
+const addressOf = (id, messageId) => (id === null ? location.pathname : `#${id}${messageId ? "/" + messageId : ""}`);
+
+function address(id, messageId = null) { // a step of the browser's history
+  const wanted = addressOf(id, messageId);
+  if (wanted !== (location.hash || location.pathname)) history.pushState(null, "", wanted);
+}
+
+function title() {
+  document.title = chat.title ? `${chat.title} – mlxserve` : "mlxserve";
+}
+
+async function go() { // where the address says
+  const [id, messageId] = location.hash.slice(1).split("/").map(Number);
+  if (!id) { if (chat.id !== null) empty(); return; }
+  if (id !== chat.id || messageId) await open(id, messageId || null);
+}
+
+export async function reopen() { // after a reload, or once the server answers again
+  if (chat.id === null && !chat.messages.length) await go();
+}
+
+export async function open(id, messageId = null, words = "") { // at a message that was searched for, else at the end
   const number = ++opening;
   let found;
   try {
-    found = await read(id);
+    found = await store.read(id);
   } catch (error) {
     if (number === opening) say(error.message, true);
     return;
@@ -70,41 +107,140 @@ export async function open(id, messageId = null) { // at a message that was sear
   if (number !== opening) return;
   leave();
   chat = found;
-  history.replaceState(null, "", "#" + id);
-  const hit = chat.messages.find((one) => one.id === messageId);
+  address(id, messageId);
+  const hit = chat.known.get(messageId);
   if (hit && !chat.path().includes(hit)) chat.showBranch(hit);
+  $("text").value = drafts.draftOf(chat);
+  fit();
   drawChat();
-  drawQueue();
-  if (hit) mark(elementOf(hit)); else toEnd();
+  sought = null;
+  if (hit) seek(hit, words); else toEnd();
+  followChat();
   onSaved();
   if (!matchMedia("(min-width: 56rem)").matches) document.body.classList.remove("with-chats");
   $("text").focus();
 }
 
-function mark(shown) {
-  shown.classList.add("hit");
-  toMessage(shown);
+function seek(message, words) { // again once its text has its marks
+  sought = { message, words };
+  elementOf(message).classList.add("hit");
+  toWords(elementOf(message), words);
 }
 
-// The chat that is about to be deleted, if it is open; it is left, and its answer stopped.
+// The chat that was deleted, if it is open, is left.
 export function leaveFor(id) {
-  const left = chat;
-  if (left.id !== id) return {};
-  newChat();
-  return left;
+  if (chat.id === id) newChat();
+}
+
+// ---- what the server tells
+
+function followChat() {
+  const open = chat;
+  follow(open.id, async (event, data) => { if (open === chat) await heard[event]?.(data); },
+    (error) => { if (open === chat && error instanceof Refused && error.status !== 503) unsaved(error.message); });
+}
+
+const heard = {
+  async state({ chat: card, answer }) {
+    const written = chat.known.get(answer?.id);
+    if (!store.takeCard(chat, card) || (answer && !written) || chat.messages.some((one) => one.state === "writing" && one !== written))
+      await store.readAgain(chat);
+    store.takeCard(chat, card);
+    const message = chat.known.get(answer?.id);
+    if (message) {
+      Object.assign(message, { state: "writing", rounds: answer.rounds, thinking: answer.thinking, blocks: answer.blocks });
+      if (message.rounds.length || answer.blocks.length) message.text = null;
+      if (answer.question) confirmCall(message, answer.question);
+    } else if (chat.writing) lookAgain(chat);
+    unsaved("");
+    drawChat();
+  },
+  async message(sent) {
+    if (sent.is_left_out || !chat.isWithin(sent)) {
+      if (!asking) await store.readAgain(chat); // else it is in the reply
+    } else {
+      const images = chat.known.get(sent.id)?.images;
+      const message = chat.take({ ...sent, blocks: sent.state === "writing" ? [] : undefined });
+      if (images) message.images = images;
+    }
+    drawChat();
+  },
+  async chat(card) {
+    if (!store.takeCard(chat, card) && !asking) {
+      await store.readAgain(chat);
+      store.takeCard(chat, card);
+    }
+    title();
+    drawChat();
+    onSaved();
+  },
+  request({ request_id }) { // the server has started its tools
+    ownRequest = request_id;
+    tools.refresh();
+  },
+  thinking: ({ id, text }) => change(id, (one) => { one.thinking += text; }),
+  round: ({ id, index, round }) => change(id, (one) => {
+    if (index >= one.rounds.length) Object.assign(one, { text: null, thinking: "", blocks: [] });
+    one.rounds = [...one.rounds.slice(0, index), round, ...one.rounds.slice(index + 1)];
+  }),
+  blocks: ({ id, patches }) => change(id, (one) => {
+    one.text = null;
+    one.blocks = patched(one.blocks ?? [], patches);
+  }),
+  question: (asked) => { const message = chat.known.get(asked.id); if (message) confirmCall(message, asked); },
+  decided: () => tools.close(),
+  unsaved: ({ problem }) => unsaved(problem),
+  end(end) {
+    const message = chat.known.get(end.id);
+    if (!message) return;
+    Object.assign(message, end);
+    for (const { calls } of message.rounds)
+      for (const call of calls) if (call.state === "asked" || call.state === "running") call.state = "stopped";
+    tools.close();
+    ended(message);
+  },
+  deleted() {
+    newChat();
+    onSaved();
+  },
+};
+
+function change(id, work) {
+  const message = chat.known.get(id);
+  if (!message) return;
+  work(message);
+  if (elementOf(message)) drawText(message);
+}
+
+function confirmCall(message, { call_id, name, description, arguments: written }) {
+  const open = chat;
+  tools.confirm({ name, description, arguments: written }, (decision) =>
+    store.decide(open, message, call_id, decision).catch((error) => tell(error.message)));
+}
+
+async function lookAgain(open) { // the terminal writes this answer
+  await wait(OTHER_SECONDS);
+  if (open !== chat) return;
+  await attempt(() => store.readAgain(open));
+  if (open !== chat) return;
+  drawChat();
+  if (open.writing) lookAgain(open);
 }
 
 // ---- the screen
 
 function drawChat() {
   const path = chat.path();
-  const acts = { choose: show, edit, regenerate };
-  keep(() => arrange($("log"), path.length
-    ? path.map((message) => draw(message, chat.versions(message), acts))
+  const acts = { choose: show, edit, regenerate, goOn, textOf: (message) => store.textOf(chat, message), isLast: (message) => message === chat.leaf };
+  const below = refused && !path.includes(refused) ? [refused] : [];
+  keep(() => arrange($("log"), path.length || below.length
+    ? [...path, ...below].map((message) => draw(message, below.includes(message) ? [message] : chat.versions(message), acts))
     : [welcome()]));
   const { prompt_tokens, completion_tokens } = path.findLast((one) => one.stats.prompt_tokens)?.stats ?? {};
   $("context").textContent = prompt_tokens && model
     ? `${count(prompt_tokens + completion_tokens)} / ${count(model.max_model_len)} tokens` : "";
+  title();
+  drawQueue();
 }
 
 function welcome() {
@@ -124,75 +260,98 @@ function welcome() {
 }
 
 function drawQueue() {
+  const isBusy = chat.writing !== null || asking > 0;
   $("queue").hidden = !queue.length;
   $("queue").replaceChildren(...queue.map(({ text }, number) => element("li", "", "Next: " + text.slice(0, 80) + " ",
     button("Remove", () => { queue.splice(number, 1); drawQueue(); }, "Remove this message"))));
-  $("stop").hidden = !running;
-  $("send").textContent = running ? "Queue" : "Send";
+  $("stop").hidden = !isBusy;
+  $("send").textContent = isBusy ? "Queue" : "Send";
 }
 
 // ---- asking
 
 function submit(asked) { // by the person who writes
-  if (running?.chat === chat) { queue.push(asked); drawQueue(); return; }
-  ask(asked);
-  toEnd();
+  if (chat.writing || asking) { queue.push(asked); drawQueue(); return; }
+  ask(asked, true);
 }
 
-function ask(asked) {
-  const replaced = edited;
-  cancelEdit();
-  const question = chat.add(replaced ? replaced.parent : chat.leaf, "user", asked.text, asked.images);
-  save(chat, question);
-  answer(question);
+function ask(asked, isTyped) {
+  const replaced = edited?.message;
+  if (edited) endEdit();
+  const parent = replaced ? replaced.parent : chat.leaf;
+  begin({ text: asked.text, images: asked.images.map(({ name, url }) => ({ name, url })), parent_id: parent?.id ?? null }, asked, isTyped);
 }
 
-async function answer(question) {
-  const mine = chat; // what arrives belongs to this chat, whichever is open then
-  const message = mine.add(question, "assistant");
-  const stop = new AbortController();
-  running = { chat: mine, message, stop };
-  unsaved = running;
-  message.model = model.id;
-  message.state = "writing";
-  drawChat();
+// Has the server begin an answer. What it refuses goes back to the composer.
+async function begin(body, asked = null, isTyped = true) {
+  const open = chat;
+  asking++;
+  refused = null;
   drawQueue();
-  save(mine, message).then(() => { if (mine === chat) saved(); });
-  const checkpoints = setInterval(() => saveAnswer(mine, message), CHECKPOINT_MILLISECONDS);
-  await fill(message, { model: model.id, messages: mine.wire(question), ...sampling() }, stop.signal,
-    () => { if (mine === chat) drawText(message); },
-    (id) => { ownRequest = id; });
-  clearInterval(checkpoints);
-  const isLast = running?.message === message;
-  if (isLast) running = null;
-  saveAnswer(mine, message).then(() => {
-    if (unsaved?.message === message) unsaved = null;
-    return onSaved();
-  });
-  if (mine === chat && isLast) ended(question, message);
+  try {
+    if (open.id === null) await created(open, asked.text);
+    const { question, answer } = await store.begin(open, { ...body, model: model.id, ...sampling() });
+    if (question) {
+      mine.add(question.id);
+      open.take({ ...question, images: asked.images });
+      drafts.sent(open);
+    }
+    if (!open.known.has(answer.id)) open.take({ ...answer, blocks: [] }); // else its events came first
+    open.leaf = open.known.get(answer.id);
+    $("unsaved").hidden = true;
+  } catch (error) {
+    if (open === chat) await notBegun(open, asked, error);
+    return;
+  } finally {
+    asking--;
+    if (open === chat) drawChat();
+  }
+  if (open !== chat) return;
+  if (isTyped) toEnd();
+  onSaved();
 }
 
-function ended(question, message) {
-  const isEmptyFailure = message.state === "failed" && !message.text && !message.rounds.length;
-  if (isEmptyFailure) { // the question goes back to the composer
-    chat.leaf = question.parent;
-    saveLeaf(chat);
+async function created(open, text) {
+  await store.create(open, text);
+  if (open !== chat) return;
+  address(open.id);
+  followChat();
+}
+
+async function notBegun(open, asked, error) {
+  if (asked) give(asked);
+  if (!(error instanceof Refused)) unsaved("the server does not answer");
+  else if (error.status !== 409) unsaved(error.message);
+  else { // both sides are shown: what was written elsewhere, and what was not sent
+    await attempt(() => store.readAgain(open));
+    tell("This chat has gone on elsewhere, as shown above. What you wrote was not sent; send it again to add it below.");
+  }
+}
+
+function ended(message) {
+  const isEmptyFailure = message.state === "failed" && !message.blocks?.length && !message.text && !message.rounds.length;
+  if (isEmptyFailure) { // the server shows the branch before the question, which goes back to the composer
+    refused = message;
+    if (mine.has(message.parent?.id)) give(message.parent);
+    if (chat.leaf === message) chat.leaf = message.parent?.parent ?? null;
   }
   drawChat();
-  if (isEmptyFailure) {
-    const failed = draw(message, [message], { regenerate: () => { chat.leaf = question; answer(question); } });
-    keep(() => $("log").append(failed));
-    give(question);
-  }
-  $("announce").textContent = message.state === "done" ? "Answer: " + message.text : "The answer ended: " + message.state;
+  $("announce").textContent = message.state === "done" ? "Answer: " + wordsOf(elementOf(message)) : "The answer ended: " + message.state;
   if (message.state === "done" || message.state === "cut") {
     const next = queue.shift();
     drawQueue();
-    if (next !== undefined) ask(next); // sent some time ago: the reader stays
+    if (next !== undefined) ask(next, false); // sent some time ago: the reader stays
   } else returnQueue();
 }
 
+function wordsOf(shown) { // without the bars above code
+  const body = shown?.querySelector(".body").cloneNode(true);
+  body?.querySelectorAll(".head").forEach((one) => one.remove());
+  return [...(body?.childNodes ?? [])].map((one) => one.textContent).join("\n");
+}
+
 function returnQueue() { // nothing is sent that was not meant for what is there now
+  if (!queue.length) return;
   give({ text: queue.map(({ text }) => text).join("\n\n"), images: queue.flatMap(({ images }) => images) });
   queue = [];
   drawQueue();
@@ -202,28 +361,54 @@ function give({ text, images }) {
   attachments.hold(images);
   if (text) $("text").value = [$("text").value, text].filter(Boolean).join("\n\n");
   fit();
+  keepDraft();
 }
 
 function stop() {
-  running?.stop.abort();
+  const message = chat.writing;
+  if (message) store.stop(chat, message).catch((error) => { if (error.status !== 404) tell(error.message); });
 }
 
 // ---- versions
 
-function show(message) {
-  if (running?.chat === chat) return;
+async function show(message) {
+  if (chat.writing) return;
+  const before = chat.leaf;
   chat.showBranch(message);
-  saveLeaf(chat);
   drawChat();
+  await saveLeaf(before);
+}
+
+async function saveLeaf(before) {
+  const open = chat;
+  if (chat.leaf === before) return;
+  await attempt(async () => {
+    try {
+      await store.saveLeaf(open, before);
+    } catch (error) {
+      if (error.status !== 409) throw error;
+      await store.readAgain(open); // it has gone on elsewhere
+      if (open === chat) drawChat();
+    }
+  });
 }
 
 function regenerate(message) {
-  if (running?.chat === chat) return;
-  answer(message.parent);
+  if (chat.writing || asking) return;
+  const path = chat.path();
+  const later = path.length - 1 - path.indexOf(message);
+  if (path.includes(message) && later > 0)
+    tell(`${later} later ${later === 1 ? "message stays" : "messages stay"} with the version before; ‹ shows them.`);
+  begin({ parent_id: message.parent.id });
+}
+
+function goOn(message) {
+  if (!chat.writing && !asking) begin({ continues: message.id });
 }
 
 function edit(message) {
-  edited = message;
+  const before = edited ?? { draft: $("text").value, images: attachments.images() };
+  edited = { ...before, message };
   $("editing").hidden = false;
   attachments.clear();
   attachments.hold(message.images);
@@ -232,39 +417,52 @@ function edit(message) {
   $("text").focus();
 }
 
-function cancelEdit() {
-  if (edited) {
-    $("text").value = "";
-    attachments.clear();
-  }
+function endEdit() { // what stood in the composer before is there again
+  const { draft, images } = edited;
   edited = null;
   $("editing").hidden = true;
+  attachments.clear();
+  attachments.hold(images);
+  $("text").value = draft;
   fit();
 }
 
-function leave() { // a running answer ends, in its own chat
-  stop();
-  running = null;
+function leave() { // a running answer goes on in the server
   returnQueue();
-  cancelEdit();
+  if (edited) endEdit();
+  drafts.keep(chat);
+  drafts.flush();
+  attachments.clear();
+  leaveFeed();
+  tools.close();
+  unsaved("");
+  refused = null;
 }
 
-function newChat() {
+function empty() { // a chat that is not on the server yet
   opening++;
   leave();
   chat = new Chat();
-  history.replaceState(null, "", location.pathname);
+  $("text").value = drafts.draftOf(chat);
+  fit();
   onSaved();
   drawChat();
-  drawQueue();
   $("text").focus();
+}
+
+export function newChat() {
+  empty();
+  address(null);
 }
 
 function fit() { // the composer grows with its text
   const text = $("text");
   text.style.height = "auto";
   text.style.height = `${text.scrollHeight + 2}px`;
-  sessionStorage.setItem(DRAFT, text.value);
+}
+
+function keepDraft() { // an edited question is none
+  if (!edited) drafts.keep(chat);
 }
 
 export function start() {
@@ -273,34 +471,38 @@ export function start() {
     if (!model) return;
     const asked = attachments.withFiles($("text").value.trim());
     if (!asked.text && !asked.images.length) return;
-    $("text").value = "";
+    if (!edited) $("text").value = "";
     fit();
     submit(asked);
   });
-  $("text").addEventListener("input", fit);
+  $("text").addEventListener("input", () => { fit(); keepDraft(); });
   $("text").addEventListener("keydown", (event) => {
     if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
     event.preventDefault();
     $("composer").requestSubmit();
   });
   document.addEventListener("keydown", (event) => {
-    if (event.key !== "Escape" || event.defaultPrevented || $("settings").open || $("tools").open) return;
-    if (running) stop(); else cancelEdit();
+    const isElsewhere = event.target === $("search") || document.querySelector("dialog:not(#call)[open]");
+    if (event.key !== "Escape" || event.defaultPrevented || isElsewhere) return;
+    if (chat.writing) stop(); else if (edited) endEdit();
+  });
+  whenParsed((message) => {
+    if (message === sought?.message) toWords(elementOf(message), sought.words);
   });
   $("stop").addEventListener("click", stop);
-  $("edit-cancel").addEventListener("click", cancelEdit);
+  $("edit-cancel").addEventListener("click", endEdit);
   $("new").addEventListener("click", newChat);
+  addEventListener("popstate", go);
   addEventListener("beforeunload", (event) => { // the browser asks whether to lose what the server does not have yet
-    if (chat.path().some(({ id }) => id === null)) event.preventDefault();
+    if (asking) event.preventDefault();
   });
-  addEventListener("pagehide", () => { if (unsaved) saveLast(unsaved.chat, unsaved.message); });
-  $("text").value = sessionStorage.getItem(DRAFT) || "";
+  addEventListener("pagehide", () => {
+    returnQueue();
+    keepDraft();
+    drafts.leave();
+  });
+  $("text").value = location.hash ? "" : drafts.draftOf(chat);
   fit();
   drawChat();
   $("text").focus();
-}
-
-export async function reopen() { // after a reload
-  const id = Number(location.hash.slice(1));
-  if (id && chat.id === null && !chat.messages.length) await open(id);
 }

@@ -48,7 +48,7 @@ function row(card) {
 }
 
 function made() {
-  const open = button("", () => chats.open(one.card.id, one.card.message_id));
+  const open = button("", () => chats.open(one.card.id, one.card.message_id, $("search").value.trim().split(/\s+/)[0]));
   open.classList.add("open");
   open.append(element("span", "title"), element("span", "quiet"));
   const one = { card: null, shown: element("li", "", open,
@@ -63,10 +63,9 @@ async function renamed(card) {
 
 async function removed(card) {
   if (!confirm(`Delete “${visible(card.title)}”, with the cached pages of its prompts? This cannot be undone.`)) return;
-  const left = chats.leaveFor(card.id);
-  left.isGone = true; // nothing is written to it any more
+  chats.leaveFor(card.id);
   let reply = null;
-  left.isGone = await attempt(async () => { reply = await remove(card.id); });
+  await attempt(async () => { reply = await remove(card.id); });
   if (!reply) return;
   rows.delete(card.id);
   $("chats-note").textContent = told(reply.cache);

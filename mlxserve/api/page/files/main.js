@@ -5,13 +5,16 @@ import * as attachments from "./attachments.js";
 import { reopen, serve, start } from "./chat.js";
 import { drawMap, follow } from "./engine.js";
 import * as history from "./history.js";
+import * as keys from "./keys.js";
 import { chosenModel, whenChosen } from "./models.js";
 import * as place from "./place.js";
 import * as sampling from "./sampling.js";
 import * as settings from "./settings.js";
 import { $, say, wait } from "./show.js";
+import * as theme from "./theme.js";
 import * as tools from "./tools.js";
 
+const ENGINE = "mlxserve-engine";
 let following = new AbortController(); // of the engine of one model
 
 async function followServer() {
@@ -60,8 +63,20 @@ function showSide(name, isShown) {
   drawMap();
 }
 
-for (const name of ["engine", "chats"])
-  $(name + "-toggle").addEventListener("click", () => showSide(name, !document.body.classList.contains("with-" + name)));
+function toggle(name) {
+  const isShown = !document.body.classList.contains("with-" + name);
+  showSide(name, isShown);
+  if (name === "engine") localStorage.setItem(ENGINE, isShown ? "open" : "closed");
+}
+
+for (const name of ["engine", "chats"]) $(name + "-toggle").addEventListener("click", () => toggle(name));
+keys.start({
+  engine: () => toggle("engine"),
+  search() {
+    showSide("chats", true);
+    $("search").focus();
+  },
+});
 $("key").addEventListener("submit", (event) => {
   event.preventDefault();
   useKey($("key-text").value.trim());
@@ -73,11 +88,13 @@ for (const swatch of document.querySelectorAll("[data-colour]"))
   swatch.style.background = `var(--${swatch.dataset.colour})`;
 addEventListener("resize", drawMap);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawMap);
-showSide("engine", matchMedia("(min-width: 56rem)").matches);
+// Who comes to chat sees the chat: the engine is one click away, and stays where it was opened before.
+showSide("engine", localStorage.getItem(ENGINE) === "open" && matchMedia("(min-width: 56rem)").matches);
 showSide("chats", matchMedia("(min-width: 72rem)").matches);
 attachments.start();
 sampling.start();
 settings.start();
+theme.start(drawMap);
 tools.start();
 history.start();
 place.start();

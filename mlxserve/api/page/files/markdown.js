@@ -1,7 +1,6 @@
 // Markdown, parsed by the server into a tree, is built here element by element, of known names only. Each node
 // of the tree is one node of the page, so that a tree that follows another changes what differs and no more.
 
-import { send } from "./api.js";
 import { button, element, grow, visible } from "./show.js";
 
 const MATH = "http://www.w3.org/1998/Math/MathML";
@@ -12,18 +11,15 @@ const MATH_TAGS = new Set(("math mrow mi mo mn ms msup msub msubsup mfrac msqrt 
   + "mover munder munderover mspace mpadded mphantom menclose mmultiscripts merror").split(" "));
 const MATH_ATTRIBUTES = new Set(("accent columnalign columnlines displaystyle display fence form linethickness "
   + "lspace mathvariant maxsize minsize movablelimits rowlines rspace scriptlevel separator stretchy width").split(" "));
+const DIRECTED = new Set("p h1 h2 h3 h4 h5 h6 li blockquote td th div".split(" ")); // each by its own text
 const LINK = /^(https?:\/\/|mailto:)/i;
-
-export async function parse(texts) {
-  return (await (await send("POST", "/api/v1/render", { texts })).json()).data;
-}
 
 // Changes what shows one list of nodes into what shows another. A selection in what stays or grows is kept.
 export function update(into, before, after) {
   while (into.childNodes.length > after.length) into.lastChild.remove();
   after.forEach((node, at) => {
     if (at >= before.length) into.append(built(node));
-    else if (JSON.stringify(node) !== JSON.stringify(before[at])) change(into.childNodes[at], before[at], node);
+    else if (node !== before[at] && JSON.stringify(node) !== JSON.stringify(before[at])) change(into.childNodes[at], before[at], node);
   });
 }
 
@@ -50,6 +46,7 @@ function built(node) {
   if (tag === "pre") return code(attributes.language, parts);
   if (!TAGS.has(tag)) return element("span", "", ...parts);
   const made = element(tag, "", ...parts);
+  if (DIRECTED.has(tag)) made.dir = "auto";
   for (const name of ATTRIBUTES[tag] || []) if (name in attributes) made.setAttribute(name, attributes[name]);
   if (tag === "a" && LINK.test(attributes.href)) {
     Object.assign(made, { href: attributes.href, rel: "noopener noreferrer", target: "_blank", title: attributes.href });
@@ -78,13 +75,27 @@ function code(language, parts) {
   return element("div", "code", head, block);
 }
 
+// `text`: the text, or a function that gets it.
 export async function copy(text, pressed) {
   const before = pressed.textContent;
   try {
-    await navigator.clipboard.writeText(text);
+    await write(typeof text === "function" ? await text() : text);
     pressed.textContent = "Copied";
   } catch {
     pressed.textContent = "The browser refused";
   }
   setTimeout(() => { pressed.textContent = before; }, 1500);
+}
+
+async function write(text) {
+  if (navigator.clipboard) { await navigator.clipboard.writeText(text); return; }
+  const held = document.activeElement; // a page of plain http has no clipboard but that of a selection
+  const field = element("textarea", "unseen");
+  field.value = text;
+  document.body.append(field);
+  field.select();
+  const isCopied = document.execCommand("copy");
+  field.remove();
+  held?.focus({ preventScroll: true });
+  if (!isCopied) throw new Error("refused");
 }

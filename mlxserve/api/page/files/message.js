@@ -1,63 +1,38 @@
 // How one message is drawn: its text, thinking, what it took, and what can be done with it.
 
-import { copy, parse, update } from "./markdown.js";
+import { copy, update } from "./markdown.js";
+import { parsed } from "./parsing.js";
 import { thumbnail } from "./pictures.js";
 import { keep } from "./place.js";
-import { arrange, button, count, element, setText, visible, wait } from "./show.js";
+import { arrange, button, count, element, setText, visible } from "./show.js";
 
 const MIN_SECONDS = 0.05; // shorter times would measure the browser
 const ENDS = {
   cut: "cut off at the length limit", repeated: "stopped: it repeated itself", stopped: "stopped",
 };
-const PARSE_SECONDS = 0.3; // between two parses of a text that grows
 const drawn = new WeakMap(); // message -> its element
-const parses = new WeakMap(); // message -> { text, nodes, isAsked }: what of it was parsed last
 const bodies = new WeakMap(); // body -> the nodes that it shows; none while it shows the text as it is
-const CONTINUED = new Set("p ul ol li blockquote h1 h2 h3 h4 h5 h6".split(" "));
 
-// The text with its marks as far as the server has parsed it; until then, and without it, plain.
+// An answer that the server wrote while this page followed has its blocks; any other text is parsed once.
 function drawBody(message, body) {
-  if (!message.text.startsWith(parses.get(message)?.text ?? "")) parses.delete(message); // that went to a round
-  const parsed = parses.get(message);
-  if (parsed?.nodes) drawNodes(message, parsed, body); else drawPlain(message, body);
-  if (parsed?.text !== message.text && !parsed?.isAsked && message.text) ask(message);
+  const nodes = message.blocks ?? parsed(message, () => drawSoon(message));
+  if (nodes) drawNodes(nodes, body); else drawPlain(message, body);
 }
 
-function drawNodes(message, { text, nodes }, body) {
-  body.querySelector(".rest")?.remove();
+function drawNodes(nodes, body) {
   if (!bodies.has(body)) body.replaceChildren();
   if (bodies.get(body) !== nodes) update(body, bodies.get(body) ?? [], nodes);
   bodies.set(body, nodes);
-  if (message.state !== "writing" && text !== message.text) // it has ended since
-    endOf(body).append(element("span", "plain rest", visible(message.text.slice(text.length))));
 }
 
 function drawPlain(message, body) {
   if (bodies.delete(body) || !body.firstChild) body.replaceChildren(element("div", "plain", ""));
-  setText(body.firstChild, visible(message.text));
+  body.firstChild.dir = "auto";
+  setText(body.firstChild, visible(message.text ?? ""));
 }
 
-function endOf(body) { // where its last line goes on
-  let end = body;
-  while (CONTINUED.has(end.lastChild?.localName)) end = end.lastChild;
-  return end;
-}
-
-async function ask(message) {
-  const parsed = parses.get(message) || { text: "", nodes: null, isAsked: false };
-  parses.set(message, parsed);
-  parsed.isAsked = true;
-  const text = message.text;
-  try {
-    [parsed.nodes] = await parse([text]);
-  } catch {
-    parsed.nodes = null; // it stays plain
-  }
-  parsed.text = text;
-  if (message.state === "writing") await wait(PARSE_SECONDS);
-  parsed.isAsked = false;
-  drawSoon(message);
-}
+let onParsed = () => {};
+export const whenParsed = (tell) => { onParsed = tell; }; // with each message whose stored text has its blocks now
 
 const waiting = new Set(); // messages to draw with the next frame
 
@@ -66,13 +41,14 @@ function drawSoon(message) { // together: each redraw that keeps the reader's pl
     const all = [...waiting];
     waiting.clear();
     keep(() => all.forEach(drawParts));
+    all.forEach((one) => onParsed(one));
   });
   waiting.add(message);
 }
 
-function noteOf({ state, error, stats, cuts }) {
+function noteOf({ role, state, error, stats, cuts, model }) {
   if (state === "failed") return "✗ " + visible(error);
-  const parts = [ENDS[state], cuts && visible(cuts)].filter(Boolean);
+  const parts = [ENDS[state], cuts && visible(cuts), role === "assistant" && visible(model)].filter(Boolean);
   const { prompt_tokens, cached_tokens, completion_tokens, accepted_tokens, decode_seconds } = stats;
   if (decode_seconds > MIN_SECONDS && completion_tokens > 1)
     parts.push(((completion_tokens - 1) / decode_seconds).toFixed(1) + " tokens/s");
@@ -83,6 +59,7 @@ function noteOf({ state, error, stats, cuts }) {
   return parts.join(" · ");
 }
 
+const CAN_CONTINUE = new Set(["cut", "stopped", "failed"]);
 const CALLS = { asked: "waits for you", running: "running …", refused: "not allowed", stopped: "stopped", failed: "failed" };
 
 const roundParts = new WeakMap(); // what shows the rounds -> its parts: { state, shown }
@@ -100,7 +77,12 @@ function drawRounds({ rounds }, into) {
   arrange(into, after.map(({ shown }) => shown));
 }
 
-const drawPart = (one) => (typeof one === "string" ? element("div", "plain", visible(one)) : drawCall(one));
+function drawPart(one) {
+  if (typeof one !== "string") return drawCall(one);
+  const shown = element("div", "plain", visible(one));
+  shown.dir = "auto";
+  return shown;
+}
 
 function drawCall({ name, arguments: written, state, result, seconds }) {
   const parts = [CALLS[state], seconds === null ? "" : seconds.toFixed(2) + " s"].filter(Boolean).join(" · ");
@@ -133,15 +115,17 @@ export const elementOf = (message) => drawn.get(message);
 
 function drawActions(message, versions, acts, into) {
   const at = versions.indexOf(message);
-  const state = message.state === "writing" ? "" : `${at + 1}/${versions.length}`;
+  const goesOn = CAN_CONTINUE.has(message.state) && message.role === "assistant" && acts.isLast(message);
+  const state = message.state === "writing" ? "" : `${at + 1}/${versions.length}${goesOn ? " …" : ""}`;
   if (into.dataset.state === state) return; // the focus stays on them
   into.dataset.state = state;
   into.replaceChildren();
   if (!state) return;
   if (versions.length > 1)
-    into.append(step(versions[at - 1], "‹", "Earlier version", acts), state, step(versions[at + 1], "›", "Later version", acts));
-  into.append(button("Copy", (event) => copy(message.text, event.target)), message.role === "user"
+    into.append(step(versions[at - 1], "‹", "Earlier version", acts), `${at + 1}/${versions.length}`, step(versions[at + 1], "›", "Later version", acts));
+  into.append(button("Copy", (event) => copy(() => acts.textOf(message), event.target)), message.role === "user"
     ? button("Edit", () => acts.edit(message)) : button("Regenerate", () => acts.regenerate(message)));
+  if (goesOn) into.append(button("Continue", () => acts.goOn(message), "Continue this answer"));
 }
 
 function step(version, sign, label, acts) {
@@ -163,7 +147,7 @@ function drawParts(message) {
   const [rounds, thinking, , body, note] = shown.children;
   drawRounds(message, rounds);
   thinking.hidden = !message.thinking;
-  setText(thinking.firstChild, message.state === "writing" && !message.text ? "Thinking…" : "Thinking");
+  setText(thinking.firstChild, message.state === "writing" && !message.text && !message.blocks?.length ? "Thinking…" : "Thinking");
   setText(thinking.lastChild, visible(message.thinking));
   drawBody(message, body);
   note.textContent = message.state === "writing" ? "" : noteOf(message);

@@ -20,6 +20,29 @@ export function toMessage(shown) {
   note();
 }
 
+// To the first of these words in a message, which is marked; without it to the message itself.
+export function toWords(shown, words) {
+  const range = found(shown, words.toLowerCase());
+  globalThis.CSS?.highlights?.delete("hit");
+  if (!range) { toMessage(shown); return; }
+  if (globalThis.Highlight) CSS.highlights.set("hit", new Highlight(range));
+  $("log").scrollTop += range.getBoundingClientRect().top - top() - $("log").clientHeight / 3;
+  note();
+}
+
+function found(shown, words) {
+  const texts = document.createTreeWalker(shown.querySelector(".body"), NodeFilter.SHOW_TEXT);
+  while (words && texts.nextNode()) {
+    const at = texts.currentNode.data.toLowerCase().indexOf(words);
+    if (at < 0) continue;
+    const range = new Range();
+    range.setStart(texts.currentNode, at);
+    range.setEnd(texts.currentNode, at + words.length);
+    return range;
+  }
+  return null;
+}
+
 // Runs what changes the messages, and puts what the reader saw back in its place.
 export function keep(change) {
   const place = drawing ? null : here();

@@ -1,7 +1,7 @@
-// Tools of this server (MCP): which there are, what the user allows, and calls. Names, descriptions and
+// Tools of this server (MCP): which there are, and what the user allows. Names, descriptions and
 // results are text of strangers.
 
-import { Refused, send } from "./api.js";
+import { Refused, ask, send } from "./api.js";
 import { $, button, element, visible } from "./show.js";
 
 const TOOLS = "/api/v1/tools";
@@ -9,11 +9,8 @@ const WORDS = { ask: "asks first", always: "always", never: "never" };
 const STATES = { off: "off", starting: "starting …", ready: "", failed: "failed" };
 
 let servers = null; // null until the first answer, and where tools are not for this client
-let starting = null; // the start that the first question waits for
+let isForOthers = false; // tools run programs as the user of the server
 let decide = () => {}; // of the call that is asked about
-
-const tools = () => (servers || []).flatMap((server) => server.tools);
-const named = (name) => tools().find((tool) => tool.name === name && tool.permission !== "never");
 
 async function change(path, body = {}, options = {}) {
   const reply = await (await send("POST", `${TOOLS}/${path}`, body, options)).json();
@@ -21,64 +18,32 @@ async function change(path, body = {}, options = {}) {
   draw(reply);
 }
 
-// The servers of mcp.json start with the first question, and those that it names since then with the next.
-export async function offered(signal) {
-  starting ||= begin();
-  await Promise.race([starting, new Promise((_, reject) => {
-    signal.addEventListener("abort", () => reject(signal.reason), { once: true });
-  })]);
-  return tools().filter((tool) => tool.permission !== "never")
-    .map(({ name, description, parameters }) => ({ type: "function", function: { name, description, parameters } }))
-    .sort((a, b) => (a.function.name < b.function.name ? -1 : 1));
-}
-
-async function begin() {
+// The server has started them with the question; what failed is shown.
+export async function refresh() {
+  if (isForOthers) return;
   try {
-    await change("start");
-    starting = null; // the file is looked at again with the next question
+    const reply = await (await ask(TOOLS)).json();
+    servers = reply.data;
+    draw(reply);
   } catch (error) {
-    if (!(error instanceof Refused)) starting = null;
+    isForOthers = error instanceof Refused;
   }
 }
 
-// The call at its end: made, refused or failed. Raises what `signal` stops it with.
-export async function called(call, signal, onChange) {
-  const tool = named(call.name);
-  if (tool && tool.permission === "ask") {
-    const decision = await confirmed(tool, call.arguments, signal);
-    if (decision === "always" || decision === "never")
-      await change("permission", { name: tool.name, permission: decision }, { signal });
-    if (decision === "not now" || decision === "never") { call.state = "refused"; return; }
-  }
-  call.state = "running";
-  onChange();
-  try {
-    const { name, arguments: written } = call;
-    const reply = await (await send("POST", `${TOOLS}/call`, { name, arguments: written || "{}" }, { signal })).json();
-    Object.assign(call, { state: reply.is_error ? "failed" : "done", result: reply.text, seconds: reply.seconds,
-      images: reply.images });
-  } catch (error) {
-    if (signal.aborted) throw error;
-    Object.assign(call, { state: "failed", result: error.message });
-  }
-}
-
-function confirmed(tool, written, signal) {
+// Asks whether the model may call a tool; `tell` gets the decision, here or from another page that follows.
+export function confirm({ name, description, arguments: written }, tell) {
   const dialog = $("call");
-  $("call-name").textContent = visible(tool.name);
-  $("call-description").textContent = visible(tool.description);
+  $("call-name").textContent = visible(name);
+  $("call-description").textContent = visible(description);
   $("call-arguments").textContent = visible(pretty(written));
-  return new Promise((resolve, reject) => {
-    const stop = () => { dialog.close(); reject(signal.reason); };
-    decide = (decision) => {
-      signal.removeEventListener("abort", stop);
-      dialog.close();
-      resolve(decision);
-    };
-    signal.addEventListener("abort", stop, { once: true });
-    dialog.showModal();
-    $("call-not-now").focus(); // a key that was meant for the composer must not allow a call
-  });
+  decide = (decision) => { close(); tell(decision); };
+  if (!dialog.open) dialog.showModal();
+  $("call-not-now").focus(); // a key that was meant for the composer must not allow a call
+}
+
+export function close() {
+  decide = () => {};
+  $("call").close();
 }
 
 function pretty(written) {

@@ -1,44 +1,32 @@
 // A chat is a tree of messages: those with one parent are versions of each other, and `leaf` ends the
 // branch that is shown. Nothing is overwritten by an edit or a new answer.
 
-const UNMADE = { refused: "The user did not allow this call.", done: "(no output)", failed: "(no output)" };
-
-// What the model gets of a round in which it called tools.
-export function roundMessages({ text, thinking, calls }, hasThinking = false) {
-  const tool_calls = calls.map((call) => ({ id: call.id, type: "function",
-    function: { name: call.name, arguments: call.arguments || "{}" } }));
-  const said = { role: "assistant", content: text, tool_calls };
-  if (hasThinking && thinking) said.reasoning_content = thinking;
-  return [said, ...calls.map((call) => ({ role: "tool", tool_call_id: call.id, content: resultOf(call) }))];
-}
-
-// With images for models that see.
-function resultOf({ state, result, images = [] }) {
-  const text = result || UNMADE[state] || "The user stopped this call.";
-  const shown = images.map((url) => ({ type: "image_url", image_url: { url } }));
-  return shown.length ? [{ type: "text", text }, ...shown] : text;
-}
-
 export const isDocument = (url) => url.startsWith("data:text/plain;"); // its text; else an image
 
 export class Chat {
   constructor() {
-    this.id = null; // the server's, once it is saved
+    this.id = null; // the server's, once it has a question
     this.title = "";
     this.system = "";
-    this.leftOut = null; // the start that the model gets no more, and its summary
-    this.isGone = false; // it was deleted
-    this.writes = Promise.resolve();
+    this.draft = "";
     this.messages = [];
     this.leaf = null;
+    this.known = new Map(); // id -> message
   }
 
-  add(parent, role, text = "", images = []) {
-    const message = { id: null, parent, role, text, images, thinking: "", state: "done", error: "", model: "", stats: {},
-      rounds: [] };
-    this.messages.push(message);
-    this.leaf = message;
-    return message;
+  // Takes a message as the server has it: a new one, or what has changed of one.
+  take({ parent_id, ...sent }) {
+    let message = this.known.get(sent.id);
+    if (!message) {
+      message = { parent: this.known.get(parent_id) ?? null };
+      this.known.set(sent.id, message);
+      this.messages.push(message);
+    }
+    return Object.assign(message, sent);
+  }
+
+  isWithin({ parent_id }) { // whether what comes before a message is here
+    return parent_id === null || this.known.has(parent_id);
   }
 
   path(last = this.leaf) {
@@ -51,6 +39,10 @@ export class Chat {
     return this.messages.filter((one) => one.parent === message.parent);
   }
 
+  get writing() { // the answer that the server writes
+    return this.messages.findLast((one) => one.state === "writing") ?? null;
+  }
+
   showBranch(message) { // down to its newest descendant
     let last = message;
     for (;;) {
@@ -60,28 +52,4 @@ export class Chat {
     }
     this.leaf = last;
   }
-
-  // What the model gets: alternating roles, as some chat templates require.
-  wire(last) {
-    const path = this.path(last);
-    const gone = this.leftOut ? path.findIndex((one) => one.id === this.leftOut.last_id) + 1 : 0;
-    const summary = gone && this.leftOut.summary ? "Summary of the conversation so far:\n" + this.leftOut.summary : "";
-    const system = [this.system, summary].filter(Boolean).join("\n\n");
-    const sent = system ? [{ role: "system", content: system }] : [];
-    for (const { role, text, images, rounds } of path.slice(gone)) {
-      sent.push(...rounds.flatMap((one) => roundMessages(one)));
-      if (!text && !images.length) continue;
-      const content = images.length ? [...images.map(shown), ...parts(text)] : text;
-      const before = sent.at(-1);
-      if (before?.role === role) before.content = joined(before.content, content);
-      else sent.push({ role, content });
-    }
-    return sent;
-  }
 }
-
-const shown = ({ name, url }) => (isDocument(url)
-  ? { type: "file", file: { filename: name, file_data: url } } : { type: "image_url", image_url: { url } });
-const parts = (content) => (typeof content !== "string" ? content : content ? [{ type: "text", text: content }] : []);
-const joined = (earlier, later) => (typeof earlier === "string" && typeof later === "string"
-  ? earlier + "\n\n" + later : [...parts(earlier), ...parts(later)]);

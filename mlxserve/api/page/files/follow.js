@@ -1,0 +1,51 @@
+// Follows one chat: the server writes its answers, and tells here what happens in it. A lost connection is
+// opened again after the last event that arrived.
+
+import { Refused, ask, events } from "./api.js";
+import { wait } from "./show.js";
+
+const AGAIN_SECONDS = 0.5; // between two tries
+let following = new AbortController();
+
+export function leave() {
+  following.abort();
+}
+
+// Calls `hear(event, data)` for each event until `leave`, and `lost(error)` while the server does not answer.
+export async function follow(id, hear, lost) {
+  following.abort();
+  const { signal } = following = new AbortController();
+  let last = "";
+  while (!signal.aborted) {
+    try {
+      const reply = await ask(`/api/v1/chats/${id}/events`, { signal, headers: last ? { "last-event-id": last } : {} });
+      for await (const { id: number, event, data } of events(reply)) {
+        if (signal.aborted) return;
+        last = number ?? last;
+        if (event !== "error") await hear(event, JSON.parse(data)); else last = ""; // it read too slowly
+      }
+    } catch (error) {
+      if (signal.aborted) return;
+      if (error instanceof Refused && error.status === 404) { hear("deleted", { id }); return; }
+      lost(error);
+    }
+    await wait(AGAIN_SECONDS);
+  }
+}
+
+// The blocks after some patches of the server. What does not change is the same object as before.
+export function patched(blocks, patches) {
+  return patches.reduce((all, { path, ...patch }) => at(all, 0, path, patch), blocks);
+}
+
+function at(children, first, [number, ...path], patch) { // `first` child: an element's tag and attributes come before
+  const copy = [...children];
+  if (number !== undefined) {
+    copy[first + number] = at(copy[first + number], 2, path, patch);
+    return copy;
+  }
+  copy.length = first + patch.keep;
+  if (patch.grow !== undefined) copy[copy.length - 1] += patch.grow;
+  copy.push(...(patch.add ?? []));
+  return copy;
+}
