@@ -421,7 +421,7 @@ class FakeChat:
             assert self.changed.wait_for(
                 lambda: self.answers and all(answer.is_closed for answer in self.answers),
                 timeout=20,
-            )
+            ), [each.is_closed for each in self.answers]
 
     def close(self) -> None:
         """Like the end of the engine: running answers raise EngineStopped."""

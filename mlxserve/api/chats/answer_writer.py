@@ -432,15 +432,16 @@ def _form(
 
 async def _chunks(reply: Reply) -> AsyncIterator[dict[str, Any]]:
     """Yield the chunks of a stream of events. Raises AnswerFailed if it has no end."""
-    rest = b""
+    rest, is_whole = b"", False
     async for piece in reply.pieces():
         *events, rest = (rest + piece).split(b"\n\n")
         for event in events:
             if event == b"data: [DONE]":
-                return
-            if event.startswith(_DATA):
+                is_whole = True
+            elif event.startswith(_DATA):
                 yield json.loads(event[len(_DATA) :])
-    raise AnswerFailed("The server ended the answer before it was complete.")
+    if not is_whole:
+        raise AnswerFailed("The server ended the answer before it was complete.")
 
 
 def _message_of(content: bytes) -> str:

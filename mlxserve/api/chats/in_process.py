@@ -84,6 +84,7 @@ class Reply:
 
     def __init__(self, task: asyncio.Task[None], messages: asyncio.Queue[Message]) -> None:
         self.status = 0
+        self.is_whole = False
         self.headers: dict[str, str] = {}
         self._task = task
         self._messages = messages
@@ -102,6 +103,7 @@ class Reply:
         while (message := await self._next()) is not None:
             yield message.get("body", b"")
             if not message.get("more_body", False):
+                self.is_whole = True  # the application still tidies up
                 return
 
     async def body(self) -> bytes:
@@ -147,12 +149,13 @@ class InProcess:
         # An empty context: the one of the request that began this one holds that request.
         running = self._app(sender.scope(path, body), receive, send)
         task = asyncio.get_running_loop().create_task(_run(running), context=Context())
+        reply = Reply(task, messages)
         try:
-            reply = Reply(task, messages)
             await reply.begin()
             yield reply
         finally:
-            task.cancel()
+            if not reply.is_whole:
+                task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
 

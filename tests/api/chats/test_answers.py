@@ -84,6 +84,7 @@ def test_an_answer_goes_on_when_its_client_leaves_and_followers_see_it(
     late = Follower(server.url, number)
     late.wait_for("state", lambda data: "Begun" in text_of(data["answer"]["blocks"]))
     chat.release()
+    chat.wait_until_closed()
     for each in (follower, late):
         end = each.wait_for("end")
         assert (end["id"], end["state"], end["stats"]["completion_tokens"]) == (answer, "done", 9)

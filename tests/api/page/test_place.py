@@ -32,6 +32,13 @@ PLACE = """() => {
 }"""
 
 
+# The words that are marked: where they are in the box, the box's end, and what they are.
+MARKED = """() => {
+  const [range] = CSS.highlights.get("hit"), log = document.getElementById("log").getBoundingClientRect();
+  return [range.getBoundingClientRect().top - log.top, log.height, range.toString()];
+}"""
+
+
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of its own for the chats of each test."""
@@ -235,10 +242,9 @@ def test_a_hit_of_the_search_is_opened_where_it_is(
             hit = page.locator(".message.hit", has_text=words)
             hit.wait_for()
             page.wait_for_function("() => !document.querySelector('.body > .plain')")
-            top = hit.evaluate(
-                "(one) => one.getBoundingClientRect().top - document.getElementById('log').getBoundingClientRect().top"
-            )
-            assert 0 <= top < 60, words
+            top, end, marked = page.evaluate(MARKED)
+            assert 0 <= top < end, words
+            assert marked == words
             assert (
                 page.locator(".message")
                 .nth(number)

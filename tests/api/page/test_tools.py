@@ -140,7 +140,7 @@ def test_a_server_that_fails_is_told_and_one_that_was_added_is_used(
         write_servers(file, {"other": scripted()})
         seen.ask("Three?")
         seen.wait_for_answers(3)
-        assert seen.page.locator("#tools-problem").is_hidden()
+        seen.page.locator("#tools-problem").wait_for(state="hidden")
         names = [{tool["function"]["name"][:3] for tool in each.tools} for each in chat.rendered]
         assert names == [{"s__"}, {"s__"}, {"oth"}]
         assert seen.errors == []

@@ -109,7 +109,11 @@ export async function open(id, messageId = null, words = "") { // at a message t
   chat = found;
   address(id, messageId);
   const hit = chat.known.get(messageId);
-  if (hit && !chat.path().includes(hit)) chat.showBranch(hit);
+  if (hit && !chat.path().includes(hit)) {
+    const before = chat.leaf;
+    chat.showBranch(hit);
+    await saveLeaf(before);
+  }
   $("text").value = drafts.draftOf(chat);
   fit();
   drawChat();
@@ -283,7 +287,7 @@ function ask(asked, isTyped) {
 }
 
 // Has the server begin an answer. What it refuses goes back to the composer.
-async function begin(body, asked = null, isTyped = true) {
+async function begin(body, asked = null, isTyped = false) {
   const open = chat;
   asking++;
   refused = null;
@@ -366,6 +370,7 @@ function give({ text, images }) {
 
 function stop() {
   const message = chat.writing;
+  tools.close(); // what it asks is not decided
   if (message) store.stop(chat, message).catch((error) => { if (error.status !== 404) tell(error.message); });
 }
 

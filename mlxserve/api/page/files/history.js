@@ -48,12 +48,17 @@ function row(card) {
 }
 
 function made() {
-  const open = button("", () => chats.open(one.card.id, one.card.message_id, $("search").value.trim().split(/\s+/)[0]));
+  const open = button("", () => openAt(one.card));
   open.classList.add("open");
   open.append(element("span", "title"), element("span", "quiet"));
   const one = { card: null, shown: element("li", "", open,
     button("✎", () => renamed(one.card)), button("✕", () => removed(one.card))) };
   return one;
+}
+
+function openAt({ id, message_id }) { // at the message that was searched for
+  const [words] = $("search").value.trim().split(/\s+/);
+  chats.open(id, words ? message_id : null, words);
 }
 
 async function renamed(card) {
