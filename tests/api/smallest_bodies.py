@@ -9,6 +9,7 @@ from typing import Any
 USER = {"role": "user", "content": "x"}
 # What a body needs beside the required fields of its schema. Ollama's need a model's name.
 ADDED: Mapping[str, Mapping[str, Any]] = {
+    "AnswerRequest": {"text": "x"},
     "ChatImportRequest": {"chats": [{"messages": [USER]}]},
     "ForgetRequest": {"conversations": [[USER]]},
     "ImageFields": {"url": "data:image/png;base64,AAAA"},
