@@ -1,6 +1,9 @@
 import sqlite3
+import subprocess
+import sys
 import threading
 import time
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,7 +11,7 @@ import pytest
 
 from mlxserve.history.chat_file import StoreError
 from mlxserve.history.messages import AnswerStats, ChatRecord, Role, State, StoredMessage
-from mlxserve.history.store import REQUESTED, Store
+from mlxserve.history.store import REQUESTED, Seen, StaleWrite, Store
 
 
 def talk(store: Store, *texts: str) -> tuple[ChatRecord, list[StoredMessage]]:
@@ -266,3 +269,32 @@ def test_a_store_in_memory_works() -> None:
     _, messages = talk(store, "hello", "hi")
     assert store.path(messages[-1].id) == messages
     store.close()
+
+
+def test_an_answer_of_a_process_that_has_ended_is_stopped_at_once(store: Store, path: Path) -> None:
+    chat = store.create_chat("One")
+    question = store.add(chat.id, None, Role.USER, "One")
+    answers = [
+        store.add(chat.id, question.id, Role.ASSISTANT, "Begun", state=State.WRITING)
+        for _ in range(2)
+    ]
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    with closing(sqlite3.connect(path)) as file, file:
+        file.execute("UPDATE messages SET writer = ? WHERE id = ?", (ended.pid, answers[0].id))
+    assert store.recover() == 1
+    assert [store.message(each.id).state for each in answers] == [State.STOPPED, State.WRITING]
+
+
+def test_a_stale_write_changes_nothing(store: Store) -> None:
+    chat = store.create_chat("One")
+    first = store.add(chat.id, None, Role.USER, "One", seen=Seen(None))
+    for seen in (Seen(None), Seen(first.id + 1)):
+        with pytest.raises(StaleWrite) as stale:
+            store.add(chat.id, first.id, Role.USER, "Two", seen=seen)
+        assert stale.value.leaf_id == first.id
+        with pytest.raises(StaleWrite):
+            store.show_leaf(chat.id, None, seen)
+    assert [each.id for each in store.messages(chat.id)] == [first.id]
+    assert store.chat(chat.id).leaf_id == first.id
+    store.add(chat.id, first.id, Role.USER, "Two", seen=Seen(first.id))

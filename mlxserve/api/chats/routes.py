@@ -85,7 +85,7 @@ class AnswerRequest(RequestBody):
     def has_question(self) -> bool:
         return bool(self.text or self.images)
 
-    def sampling(self) -> dict[str, Any]:
+    def sampling_fields(self) -> dict[str, Any]:
         given = ((name, getattr(self, name)) for name in _SAMPLING)
         return {name: value for name, value in given if value is not None}
 
@@ -155,7 +155,7 @@ class ChatAnswers:
             sender=Sender.of(request),
             messages=begun.messages,
             num_characters=begun.num_characters,
-            fields={**({"model": body.model} if body.model else {}), **body.sampling()},
+            fields={**({"model": body.model} if body.model else {}), **body.sampling_fields()},
             continues=body.continues is not None and bool(begun.answer.text),
             has_tools=has_tools,
             question_parent_id=begun.question_parent_id,

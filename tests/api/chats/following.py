@@ -13,7 +13,7 @@ import httpx
 
 from tests.waiting import wait_until
 
-PATIENCE = 30.0  # seconds
+PATIENCE = 60.0  # seconds
 
 
 class Follower:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Iterable
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -12,9 +16,7 @@ import pytest
 from mlxserve.api.chats.growing_blocks import GrowingBlocks
 from mlxserve.api.chats.patches import patches
 from mlxserve.api.page.markdown import Markdown
-from mlxserve.api.page.rendering import Renderer
 from mlxserve.helpers.fair_executor import FairExecutor
-from mlxserve.helpers.work import Work
 from tests.api.chats.following import apply
 
 TEXT = """# Title
@@ -78,75 +80,63 @@ def test_a_text_that_grows_is_sent_as_it_grows() -> None:
     assert patches(before, [*after, "x"])[1:] == [{"path": [], "keep": 2, "add": ["x"]}]
 
 
-class Parsed:
-    """Blocks of a text that grows, with the parser in this process."""
+class InThisProcess:
+    """In the place of a Renderer. Colours are tested with the page."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.num_parsed = 0
-        self.shown: list[Any] = []
-        renderer = Renderer.__new__(Renderer)
-        monkeypatch.setattr(renderer, "growing", self._growing, raising=False)
-        monkeypatch.setattr(renderer, "nodes", self._nodes, raising=False)
-        monkeypatch.setattr(renderer, "highlight", self._highlight, raising=False)
-        self._blocks = GrowingBlocks(renderer)
+    def __init__(self) -> None:
+        self.num_parsed = 0  # characters
         self._parser = Markdown()
-        self._executor = FairExecutor()
 
-    async def grow(self, text: str, *, is_whole: bool = False) -> None:
-        patched = await self._blocks.advance(text, self._fairly, is_whole=is_whole)
-        apply(self.shown, json.loads(patched or b"[]"))
-
-    async def _fairly(self, work: Work[Any]) -> Any:
-        return await self._executor.run("", work)
-
-    async def _growing(self, text: str, _fairly: Any) -> Any:
+    async def growing(self, text: str, _fairly: Any) -> Any:
         self.num_parsed += len(text)
         return self._parser.growing(text, 60.0)
 
-    async def _nodes(self, texts: list[str], _fairly: Any) -> Any:
+    async def nodes(self, texts: list[str], _fairly: Any) -> Any:
         return [self._parser.nodes(text, 60.0) for text in texts]
 
-    async def _highlight(self, nodes: Any, _fairly: Any) -> None:
-        """Colours are tested with the page."""
+    async def highlight(self, nodes: Any, _fairly: Any) -> None:
+        assert isinstance(nodes, list)
 
-    def close(self) -> None:
-        self._executor.close()
+
+@dataclass
+class Grown:
+    """What a follower has, and how many characters were parsed for it."""
+
+    shown: list[Any]
+    num_parsed: int
+
+
+def grown(texts: Iterable[str], whole: str | None = None) -> Grown:
+    """Let a text grow, and end as `whole`."""
+    renderer, shown = InThisProcess(), list[Any]()
+
+    async def grow(executor: FairExecutor) -> None:
+        blocks = GrowingBlocks(renderer)  # type: ignore[arg-type]
+        fairly = partial(executor.run, "")
+        for text in texts:
+            apply(shown, json.loads(await blocks.advance(text, fairly) or b"[]"))
+        if whole is not None:
+            apply(shown, json.loads(await blocks.advance(whole, fairly, is_whole=True) or b"[]"))
+
+    with closing(FairExecutor()) as executor:
+        asyncio.run(grow(executor))
+    return Grown(shown, renderer.num_parsed)
 
 
 @pytest.mark.parametrize("size", [1, 3, 7, 40])
-def test_a_growing_text_ends_as_the_whole_one(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    async def grow(parsed: Parsed) -> None:
-        for end in range(size, len(TEXT) + size, size):
-            await parsed.grow(TEXT[:end])
-        await parsed.grow(TEXT, is_whole=True)
-
-    parsed = Parsed(monkeypatch)
-    asyncio.run(grow(parsed))
-    parsed.close()
-    assert parsed.shown == json.loads(json.dumps(Markdown().nodes(TEXT, 60.0)))
+def test_a_growing_text_ends_as_the_whole_one(size: int) -> None:
+    ends = range(size, len(TEXT) + size, size)
+    found = grown((TEXT[:end] for end in ends), TEXT)
+    assert found.shown == json.loads(json.dumps(Markdown().nodes(TEXT, 60.0)))
 
 
-def test_a_definition_far_below_still_makes_a_link(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_definition_far_below_still_makes_a_link() -> None:
     text = "See [this].\n\nMore.\n\n[this]: https://example.org"
-
-    async def grow(parsed: Parsed) -> None:
-        await parsed.grow(text[:20])
-        await parsed.grow(text, is_whole=True)
-
-    parsed = Parsed(monkeypatch)
-    asyncio.run(grow(parsed))
-    parsed.close()
-    assert parsed.shown[0][3] == ["a", {"href": "https://example.org"}, "this"]
+    found = grown([text[:20]], text)
+    assert found.shown[0][3] == ["a", {"href": "https://example.org"}, "this"]
 
 
-def test_finished_blocks_are_not_parsed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finished_blocks_are_not_parsed_again() -> None:
     text = "A paragraph of forty characters, or so.\n\n" * 100
-
-    async def grow(parsed: Parsed) -> None:
-        for end in range(0, len(text), 40):
-            await parsed.grow(text[:end])
-
-    parsed = Parsed(monkeypatch)
-    asyncio.run(grow(parsed))
-    parsed.close()
-    assert parsed.num_parsed < 4 * len(text)
+    found = grown(text[:end] for end in range(0, len(text), 40))
+    assert found.num_parsed < 4 * len(text)

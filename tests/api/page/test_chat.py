@@ -329,6 +329,7 @@ def test_the_browser_asks_before_it_loses_a_question_on_its_way(
         assert asked == ["beforeunload"]
         held[0].continue_()
         seen.wait_for_answers(1)
+        page.wait_for_function("() => document.getElementById('send').textContent === 'Send'")
         page.reload()
         page.wait_for_selector(".assistant")
         assert asked == ["beforeunload"], "what the server has is left without a question"

@@ -125,9 +125,7 @@ def test_the_engine_is_closed_for_a_first_visitor_and_stays_as_it_was_left(
         assert seen.page.locator("#engine").is_hidden()
 
 
-def test_a_theme_is_chosen_over_that_of_the_system(
-    start_server: StartServer, visit: Open
-) -> None:
+def test_a_theme_is_chosen_over_that_of_the_system(start_server: StartServer, visit: Open) -> None:
     back = "getComputedStyle(document.body).backgroundColor"
     with visit(start_server().url, "light") as seen:
         page = seen.page

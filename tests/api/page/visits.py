@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-PATIENCE = 15_000  # milliseconds
+PATIENCE = 60_000  # milliseconds
 _NUM_ANSWERED = "document.querySelectorAll('.assistant[aria-busy=false]').length"
 
 

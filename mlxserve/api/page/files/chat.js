@@ -300,8 +300,8 @@ async function begin(body, asked = null, isTyped = false) {
       open.take({ ...question, images: asked.images });
       drafts.sent(open);
     }
-    if (!open.known.has(answer.id)) open.take({ ...answer, blocks: [] }); // else its events came first
-    open.leaf = open.known.get(answer.id);
+    if (!open.known.has(answer.id)) open.leaf = open.take({ ...answer, blocks: [] }); // else its events came first
+    if (refused && question && refused.parent?.id === question.id) give(asked);
     $("unsaved").hidden = true;
   } catch (error) {
     if (open === chat) await notBegun(open, asked, error);

@@ -1,6 +1,7 @@
 // Markdown, parsed by the server into a tree, is built here element by element, of known names only. Each node
 // of the tree is one node of the page, so that a tree that follows another changes what differs and no more.
 
+import { copy } from "./clipboard.js";
 import { button, element, grow, visible } from "./show.js";
 
 const MATH = "http://www.w3.org/1998/Math/MathML";
@@ -73,29 +74,4 @@ function code(language, parts) {
   const head = element("div", "head", element("span", "", visible(language || "")),
     button("Copy", (event) => copy(text.textContent, event.target), "Copy the code"));
   return element("div", "code", head, block);
-}
-
-// `text`: the text, or a function that gets it.
-export async function copy(text, pressed) {
-  const before = pressed.textContent;
-  try {
-    await write(typeof text === "function" ? await text() : text);
-    pressed.textContent = "Copied";
-  } catch {
-    pressed.textContent = "The browser refused";
-  }
-  setTimeout(() => { pressed.textContent = before; }, 1500);
-}
-
-async function write(text) {
-  if (navigator.clipboard) { await navigator.clipboard.writeText(text); return; }
-  const held = document.activeElement; // a page of plain http has no clipboard but that of a selection
-  const field = element("textarea", "unseen");
-  field.value = text;
-  document.body.append(field);
-  field.select();
-  const isCopied = document.execCommand("copy");
-  field.remove();
-  held?.focus({ preventScroll: true });
-  if (!isCopied) throw new Error("refused");
 }

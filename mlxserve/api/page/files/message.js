@@ -1,6 +1,7 @@
 // How one message is drawn: its text, thinking, what it took, and what can be done with it.
 
-import { copy, update } from "./markdown.js";
+import { copy } from "./clipboard.js";
+import { update } from "./markdown.js";
 import { parsed } from "./parsing.js";
 import { thumbnail } from "./pictures.js";
 import { keep } from "./place.js";

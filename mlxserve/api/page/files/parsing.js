@@ -8,15 +8,17 @@ const MOST_CHARACTERS = 400_000;
 const MAX_KEPT = 4_000_000; // characters of texts whose blocks are kept, for chats that are opened again
 const blocks = new Map(); // text -> its blocks
 let size = 0;
-let wanted = new Map(); // text -> the functions to call once it has blocks
+const wanted = new Map(); // text -> the functions to call once it has blocks
+let underway = new Map(); // the same, of the texts that the server parses now
 let isAsking = false;
 
 // The blocks of a message's text, or null, and then `tell` is called once there are some.
 export function parsed({ text }, tell) {
   if (!text) return [];
   if (blocks.has(text)) return blocks.get(text);
-  if (!wanted.has(text)) wanted.set(text, []);
-  wanted.get(text).push(tell);
+  const tells = underway.get(text) ?? wanted.get(text) ?? [];
+  tells.push(tell);
+  if (!underway.has(text)) wanted.set(text, tells);
   if (!isAsking) {
     isAsking = true;
     queueMicrotask(ask); // all that is drawn now comes together
@@ -27,14 +29,15 @@ export function parsed({ text }, tell) {
 async function ask() {
   for (let most = FIRST; wanted.size; most = MOST) {
     const texts = newest(most);
-    const tells = texts.map((text) => wanted.get(text));
+    underway = new Map(texts.map((text) => [text, wanted.get(text)]));
     for (const text of texts) wanted.delete(text);
-    let found = [];
     try {
-      found = (await (await send("POST", "/api/v1/render", { texts })).json()).data;
-    } catch { /* they stay plain until the chat is opened again */ continue; }
-    texts.forEach((text, at) => keep(text, found[at]));
-    for (const tell of tells.flat()) tell();
+      const { data } = await (await send("POST", "/api/v1/render", { texts })).json();
+      texts.forEach((text, at) => keep(text, data[at]));
+    } catch { underway.clear(); /* they stay plain until they are drawn again */ }
+    const tells = [...underway.values()].flat();
+    underway = new Map();
+    for (const tell of tells) tell();
   }
   isAsking = false;
 }
