@@ -133,7 +133,7 @@ def test_a_growing_text_ends_as_the_whole_one(size: int) -> None:
 def test_a_definition_far_below_still_makes_a_link() -> None:
     text = "See [this].\n\nMore.\n\n[this]: https://example.org"
     found = grown([text[:20]], text)
-    assert found.shown[0][3] == ["a", {"href": "https://example.org"}, "this"]
+    assert found.shown[0][3:4] == [["a", {"href": "https://example.org"}, "this"]]
 
 
 def test_finished_blocks_are_not_parsed_again() -> None:

@@ -332,9 +332,12 @@ def test_escape_in_the_search_does_not_stop_an_answer(
         seen.until("Ready")
         seen.ask("one")
         seen.until_text(".assistant .body", "Begun")
+        methods: list[str] = []
+        seen.page.on("request", lambda request: methods.append(request.method))
         seen.page.press("#search", "Escape")
         chat.release()
         seen.until_text(".assistant .body", "Begun ended")
+        assert "DELETE" not in methods
 
 
 def test_answering_an_earlier_question_again_says_what_it_hides(
