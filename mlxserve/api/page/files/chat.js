@@ -155,7 +155,7 @@ const heard = {
       Object.assign(message, { state: "writing", rounds: answer.rounds, thinking: answer.thinking, blocks: answer.blocks });
       if (message.rounds.length || answer.blocks.length) message.text = null;
       if (answer.question) confirmCall(message, answer.question);
-    } else if (chat.writing) lookAgain(chat);
+    } else if (chat.writing && !asking) lookAgain(chat);
     unsaved("");
     drawChat();
   },
@@ -224,11 +224,11 @@ function confirmCall(message, { call_id, name, description, arguments: written }
 
 async function lookAgain(open) { // the terminal writes this answer
   await wait(OTHER_SECONDS);
-  if (open !== chat) return;
+  if (open !== chat || open.writing?.blocks) return; // it is followed now
   await attempt(() => store.readAgain(open));
   if (open !== chat) return;
   drawChat();
-  if (open.writing) lookAgain(open);
+  if (open.writing && !open.writing.blocks) lookAgain(open);
 }
 
 // ---- the screen

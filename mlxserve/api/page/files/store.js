@@ -29,8 +29,8 @@ export async function readAgain(chat) {
     next = await json(ask(`${place(chat)}?after=${next.messages.at(-1).id}`));
   for (const sent of found.messages) {
     const known = chat.known.get(sent.id);
-    const isFollowed = known?.blocks && known.state === "writing" && sent.state === "writing";
-    if (!isFollowed) chat.take({ ...sent, blocks: undefined });
+    // What was followed has its blocks, and is as it was.
+    if (!known?.blocks || known.state !== sent.state) chat.take({ ...sent, blocks: undefined });
   }
   takeCard(chat, found);
   chat.draft = found.draft;
