@@ -63,7 +63,7 @@ _TRIGRAM_SIZE = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class SeenLeaf:
     """The end of the branch that a writer saw when it decided to write; None in an empty chat."""
 
     leaf_id: int | None
@@ -225,7 +225,7 @@ class Store:
         state: State = State.DONE,
         model: str = "",
         images: Sequence[KeptImage] = (),
-        seen: Seen | None = None,
+        seen: SeenLeaf | None = None,
     ) -> StoredMessage:
         """Append a message and make it the end of the shown branch.
 
@@ -357,7 +357,7 @@ class Store:
         self.show_leaf(chat_id, leaf_id)
         return leaf_id
 
-    def show_leaf(self, chat_id: int, leaf_id: int | None, seen: Seen | None = None) -> None:
+    def show_leaf(self, chat_id: int, leaf_id: int | None, seen: SeenLeaf | None = None) -> None:
         """Make this message the end of the shown branch. Raises StaleWrite as `add` does."""
         with self._write() as db:
             _require_seen(db, chat_id, seen)
@@ -508,7 +508,7 @@ def draft_name(chat_id: int) -> str:
     return f"{_DRAFT}{chat_id}"
 
 
-def _require_seen(db: sqlite3.Connection, chat_id: int, seen: Seen | None) -> None:
+def _require_seen(db: sqlite3.Connection, chat_id: int, seen: SeenLeaf | None) -> None:
     """Raises StaleWrite if the shown branch does not end with what the writer saw."""
     if seen is None:
         return

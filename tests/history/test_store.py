@@ -11,7 +11,7 @@ import pytest
 
 from mlxserve.history.chat_file import StoreError
 from mlxserve.history.messages import AnswerStats, ChatRecord, Role, State, StoredMessage
-from mlxserve.history.store import REQUESTED, Seen, StaleWrite, Store
+from mlxserve.history.store import REQUESTED, SeenLeaf, StaleWrite, Store
 
 
 def talk(store: Store, *texts: str) -> tuple[ChatRecord, list[StoredMessage]]:
@@ -288,8 +288,8 @@ def test_an_answer_of_a_process_that_has_ended_is_stopped_at_once(store: Store, 
 
 def test_a_stale_write_changes_nothing(store: Store) -> None:
     chat = store.create_chat("One")
-    first = store.add(chat.id, None, Role.USER, "One", seen=Seen(None))
-    for seen in (Seen(None), Seen(first.id + 1)):
+    first = store.add(chat.id, None, Role.USER, "One", seen=SeenLeaf(None))
+    for seen in (SeenLeaf(None), SeenLeaf(first.id + 1)):
         with pytest.raises(StaleWrite) as stale:
             store.add(chat.id, first.id, Role.USER, "Two", seen=seen)
         assert stale.value.leaf_id == first.id
@@ -297,4 +297,4 @@ def test_a_stale_write_changes_nothing(store: Store) -> None:
             store.show_leaf(chat.id, None, seen)
     assert [each.id for each in store.messages(chat.id)] == [first.id]
     assert store.chat(chat.id).leaf_id == first.id
-    store.add(chat.id, first.id, Role.USER, "Two", seen=Seen(first.id))
+    store.add(chat.id, first.id, Role.USER, "Two", seen=SeenLeaf(first.id))

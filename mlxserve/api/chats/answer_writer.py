@@ -23,9 +23,9 @@ from typing import Any, TypeVar
 
 from mlxserve.api.chats.feed import ChatFeed
 from mlxserve.api.chats.forms import card_of, end_form
+from mlxserve.api.chats.growing_answer import AnswerFailed, GrowingAnswer
 from mlxserve.api.chats.growing_blocks import GrowingBlocks
-from mlxserve.api.chats.in_process import InProcess, Reply, Sender
-from mlxserve.api.chats.live_answer import AnswerFailed, LiveAnswer
+from mlxserve.api.chats.in_process import InnerReply, InProcess, Sender
 from mlxserve.api.errors import encode_json
 from mlxserve.api.page.rendering import Renderer
 from mlxserve.api.warnings import WARNING_HEADER
@@ -109,7 +109,7 @@ class AnswerWriter:
     """Writes one answer. Used in the event loop only."""
 
     def __init__(
-        self, services: Services, order: AnswerOrder, answer: LiveAnswer, feed: ChatFeed
+        self, services: Services, order: AnswerOrder, answer: GrowingAnswer, feed: ChatFeed
     ) -> None:
         self.answer = answer
         self._services = services
@@ -373,7 +373,7 @@ class AnswerWriter:
 class _Published:
     """What the followers of an answer have of it."""
 
-    def __init__(self, renderer: Renderer, answer: LiveAnswer) -> None:
+    def __init__(self, renderer: Renderer, answer: GrowingAnswer) -> None:
         self._renderer = renderer
         self._answer = answer
         self._rounds: list[ToolRound] = []
@@ -430,7 +430,7 @@ def _form(
     }
 
 
-async def _chunks(reply: Reply) -> AsyncIterator[dict[str, Any]]:
+async def _chunks(reply: InnerReply) -> AsyncIterator[dict[str, Any]]:
     """Yield the chunks of a stream of events. Raises AnswerFailed if it has no end."""
     rest, is_whole = b"", False
     async for piece in reply.pieces():

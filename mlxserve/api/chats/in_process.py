@@ -79,7 +79,7 @@ class Sender:
         }
 
 
-class Reply:
+class InnerReply:
     """The reply to a request, as it arrives."""
 
     def __init__(self, task: asyncio.Task[None], messages: asyncio.Queue[Message]) -> None:
@@ -132,7 +132,7 @@ class InProcess:
         self._app = app
 
     @asynccontextmanager
-    async def post(self, sender: Sender, path: str, body: bytes) -> AsyncIterator[Reply]:
+    async def post(self, sender: Sender, path: str, body: bytes) -> AsyncIterator[InnerReply]:
         """Send a POST request. Leaving before the end of its reply cancels it."""
         messages: asyncio.Queue[Message] = asyncio.Queue()
         requests: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
@@ -149,7 +149,7 @@ class InProcess:
         # An empty context: the one of the request that began this one holds that request.
         running = self._app(sender.scope(path, body), receive, send)
         task = asyncio.get_running_loop().create_task(_run(running), context=Context())
-        reply = Reply(task, messages)
+        reply = InnerReply(task, messages)
         try:
             await reply.begin()
             yield reply

@@ -11,8 +11,8 @@ from starlette.types import ASGIApp
 from mlxserve.api.chats.answer_writer import AnswerOrder, AnswerWriter, Services
 from mlxserve.api.chats.feed import ChatFeed
 from mlxserve.api.chats.forms import card_of, event_form
+from mlxserve.api.chats.growing_answer import GrowingAnswer
 from mlxserve.api.chats.in_process import InProcess
-from mlxserve.api.chats.live_answer import LiveAnswer
 from mlxserve.api.errors import ApiError
 from mlxserve.api.page.rendering import Renderer
 from mlxserve.helpers.fair_executor import FairExecutor
@@ -21,7 +21,7 @@ from mlxserve.history.messages import ChatRecord, StoredMessage
 from mlxserve.mcp.toolbox import Toolbox
 
 MAX_FOLLOWERS = 64  # of all chats of one owner
-_MAX_IDLE = 64  # chats without followers whose events are kept, for those that come back
+_MAX_IDLE = 16  # chats without followers whose events are kept, for those that come back
 
 
 @dataclass(slots=True)
@@ -129,7 +129,7 @@ class LiveChats:
     def begin(self, chat: LiveChat, order: AnswerOrder, message: StoredMessage) -> None:
         """Begin to write an answer in a chat that was reserved for it."""
         assert self._services is not None, "attached before the first request"
-        writer = AnswerWriter(self._services, order, LiveAnswer(message), chat.feed)
+        writer = AnswerWriter(self._services, order, GrowingAnswer(message), chat.feed)
         chat.writer, chat.is_reserved = writer, False
         task = writer.start()
         self._tasks.add(task)

@@ -45,7 +45,7 @@ from mlxserve.helpers.work import Work
 from mlxserve.history.chat_stores import ChatStores
 from mlxserve.history.context import sent_messages
 from mlxserve.history.messages import CAN_CONTINUE, ChatRecord, Role, State, StoredMessage
-from mlxserve.history.store import Seen, Store, draft_name
+from mlxserve.history.store import SeenLeaf, Store, draft_name
 
 _SAMPLING = ("temperature", "top_p", "max_tokens", "seed")
 _ENCODED_PER_SECOND = 20 << 20  # characters
@@ -272,7 +272,7 @@ def _encoded_state(card: ChatRecord, take: Callable[[], dict[str, Any]] | None) 
 
 def _begun(store: Store, chat: ChatRecord, body: AnswerRequest) -> _Begun:
     """Add the question, if there is one, and the answer. Raises ApiError 400 and StoreError."""
-    seen = Seen(body.leaf_id)
+    seen = SeenLeaf(body.leaf_id)
     if body.continues is not None:
         return _continued(store, chat, body, seen)
     question = None
@@ -284,7 +284,7 @@ def _begun(store: Store, chat: ChatRecord, body: AnswerRequest) -> _Begun:
         text = body.text or ""
         question = store.add(chat.id, body.parent_id, Role.USER, text, images=images, seen=seen)
         store.set_setting(draft_name(chat.id), "")
-        seen, parent = Seen(question.id), question
+        seen, parent = SeenLeaf(question.id), question
     if parent is None or parent.role is not Role.USER:
         raise invalid_value("parent_id", "is no question; give `text` with it")
     answer = store.add(
@@ -299,7 +299,7 @@ def _begun(store: Store, chat: ChatRecord, body: AnswerRequest) -> _Begun:
     return _with_messages(store, chat, question, answer, parent)
 
 
-def _continued(store: Store, chat: ChatRecord, body: AnswerRequest, seen: Seen) -> _Begun:
+def _continued(store: Store, chat: ChatRecord, body: AnswerRequest, seen: SeenLeaf) -> _Begun:
     assert body.continues is not None, "checked"
     answer = message_of(store, chat, body.continues, "continues")
     if answer.role is not Role.ASSISTANT or answer.state not in CAN_CONTINUE:

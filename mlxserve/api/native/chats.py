@@ -34,7 +34,7 @@ from mlxserve.history.chat_stores import ChatStores
 from mlxserve.history.export import as_json, as_markdown
 from mlxserve.history.messages import ChatRecord, Role, State, StoredMessage
 from mlxserve.history.picture import MAX_DOCUMENT, KeptImage
-from mlxserve.history.store import SearchHit, Seen, StaleWrite, Store, draft_name
+from mlxserve.history.store import SearchHit, SeenLeaf, StaleWrite, Store, draft_name
 from mlxserve.history.traces import traces
 from mlxserve.mcp import results
 
@@ -446,9 +446,9 @@ def message_of(store: Store, chat: ChatRecord, number: int, param: str) -> Store
     return message
 
 
-def seen_by(leaf_id: int | None) -> Seen | None:
+def seen_by(leaf_id: int | None) -> SeenLeaf | None:
     """Return what a client saw; None for one that does not say."""
-    return None if leaf_id is None else Seen(leaf_id)
+    return None if leaf_id is None else SeenLeaf(leaf_id)
 
 
 def _cards_of(hits: list[SearchHit]) -> list[dict[str, Any]]:

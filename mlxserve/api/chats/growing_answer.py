@@ -1,4 +1,4 @@
-"""LiveAnswer: an answer while it is written: what the model sent so far, in rounds of tool calls."""
+"""GrowingAnswer: an answer while it is written: what the model sent so far, in rounds of tool calls."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class AnswerFailed(Exception):
     """The answer cannot go on; the message is for its reader."""
 
 
-class LiveAnswer:
+class GrowingAnswer:
     """One answer of a chat. Used in the event loop only."""
 
     def __init__(self, message: StoredMessage) -> None:
