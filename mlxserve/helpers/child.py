@@ -103,10 +103,7 @@ def _run(
     try:
         result = getattr(worker, method)(*arguments)
         if isinstance(result, Generator):
-            for value in result:
-                channel.write(number, Kind.VALUE, value)
-                _arm(seconds)
-            result = None
+            result = _yielded(result, channel, number, seconds)
         channel.write(number, Kind.RESULT, result)
     except MemoryError:
         # There may be none for an answer either.
@@ -114,6 +111,19 @@ def _run(
     except Exception as error:  # noqa: BLE001  (reported to the parent, which raises it)
         channel.write(number, Kind.ERROR, _described(error))
     _disarm()
+
+
+def _yielded(
+    values: Generator[Any, None, Any], channel: _Channel, number: int, seconds: float
+) -> Any:
+    """Send what a job yields, and return its result."""
+    while True:
+        try:
+            value = next(values)
+        except StopIteration as end:
+            return end.value
+        channel.write(number, Kind.VALUE, value)
+        _arm(seconds)
 
 
 def _described(error: Exception) -> list[str]:

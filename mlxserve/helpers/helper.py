@@ -18,7 +18,7 @@ The engine's thread does not wait:
     values = job.receive()                                 # what the job has yielded since
     job.is_done, job.result, job.cancel()
 
-A job that is a generator yields values one by one; the deadline counts from the last one. Seconds in
+A job that is a generator yields values one by one, and may return a result; the deadline counts from the last one. Seconds in
 which a busy machine gave it no processor are not its fault: it gets them later, until `MAX_TIMES` as
 many have passed. The one who began a job calls `receive` until it is done: deadlines and memory are
 looked at there. A child whose parent does not look, or was killed, ends itself a second after the last

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from itertools import groupby
 from operator import itemgetter
 from typing import TypeAlias
 
 from pygments.lexers import get_lexer_by_name
+
+from mlxserve.helpers.turn import take_turn
 
 Run: TypeAlias = tuple[str | None, int]  # (class, characters)
 
@@ -29,15 +31,22 @@ _CLASSES = {
 class HighlightWorker:
     """Runs lexers, alone in its process."""
 
-    def __init__(self, seconds: float) -> None:
-        """seconds: processor time of one job."""
-        self._seconds = seconds
+    def __init__(self, block_seconds: float) -> None:
+        """block_seconds: processor time of one block."""
+        self._block_seconds = block_seconds
 
-    def runs(self, blocks: Sequence[tuple[str, str]]) -> Iterator[list[Run] | None]:
-        """Yield the runs of each (lexer, code); None for a block that did not finish in time."""
-        end = time.thread_time() + self._seconds
-        for lexer, code in blocks:
-            yield _runs(lexer, code, end)
+    def runs(
+        self, blocks: Sequence[tuple[str, str]], seconds: float
+    ) -> Generator[list[Run] | None, None, float]:
+        """Yield the runs of each (lexer, code); None for a block that did not finish in time.
+
+        Stops and returns as `take_turn` does.
+        """
+        return take_turn(blocks, seconds, self._runs)
+
+    def _runs(self, block: tuple[str, str], seconds: float) -> list[Run] | None:
+        lexer, code = block
+        return _runs(lexer, code, time.thread_time() + min(seconds, self._block_seconds))
 
 
 def _runs(lexer: str, code: str, end: float) -> list[Run] | None:

@@ -30,7 +30,7 @@ _CHARACTERS_PER_SECOND = 400_000  # on two busy cores of an x86 server
 def new_helper() -> Helper:
     return Helper(
         "mlxserve.api.page.highlight_worker:HighlightWorker",
-        MAX_SECONDS,
+        BLOCK_SECONDS,
         name="code",
         memory=_MEMORY,
         niceness=BEHIND_THE_ENGINE,
@@ -49,7 +49,7 @@ class Highlighter:
         Raises the errors of `run_fairly`.
         """
         seconds = sum(len(code) for _, code in blocks) / _CHARACTERS_PER_SECOND
-        pieces = Piecewise(self._helper, "runs", BLOCK_SECONDS)
+        pieces = Piecewise(self._helper, "runs", BLOCK_SECONDS, MAX_SECONDS)
         runs = await pieces.results(blocks, run_fairly, seconds=seconds)
         return [each and _spans(code, each) for (_, code), each in zip(blocks, runs, strict=True)]
 

@@ -27,7 +27,7 @@ from mlxserve.system.code_languages import lexer_name
 MAX_TEXTS = 1_000
 MAX_CHARACTERS = 500_000  # of all texts of one request
 MAX_SECONDS = 2.0  # of a processor, for one request; what is left then is not parsed
-TEXT_SECONDS = 2.0  # for one text; most take 3 ms, 60,000 characters up to 1.3 s
+TEXT_SECONDS = 1.0  # for one text; most take 3 ms, 45,000 characters up to 1 s
 _MEMORY = 256 << 20  # bytes
 _CHARACTERS_PER_SECOND = 400_000  # on two busy cores of an x86 server
 _TEXTS_PER_SECOND = 10_000  # whose code is found
@@ -38,7 +38,7 @@ def markdown_helper() -> Helper:
     """Return this process's helper, started with the first text."""
     return Helper(
         "mlxserve.api.page.markdown_worker:MarkdownWorker",
-        MAX_SECONDS,
+        TEXT_SECONDS,
         name="Markdown",
         memory=_MEMORY,
         niceness=BEHIND_THE_ENGINE,
@@ -70,7 +70,7 @@ class Renderer:
     async def nodes(self, texts: Sequence[str], fairly: RunFairly) -> list[list[Node]]:
         """Return the blocks of each text. Raises the errors of `fairly`."""
         seconds = sum(map(len, texts)) / _CHARACTERS_PER_SECOND
-        parser = Piecewise(self._helper, "trees", TEXT_SECONDS)
+        parser = Piecewise(self._helper, "trees", TEXT_SECONDS, MAX_SECONDS)
         trees = await parser.results(texts, fairly, seconds=seconds)
         completing: Work[tuple[list[list[Node]], list[_Code]]] = Work(
             len(texts) / _TEXTS_PER_SECOND, partial(_completed, texts, trees)
@@ -81,7 +81,7 @@ class Renderer:
 
     async def growing(self, text: str, fairly: RunFairly) -> tuple[list[Node], int, int]:
         """Parse the end of a text as `Markdown.growing` does. Code is not highlighted."""
-        parser = Piecewise(self._helper, "growing", TEXT_SECONDS)
+        parser = Piecewise(self._helper, "growing", TEXT_SECONDS, MAX_SECONDS)
         seconds = len(text) / _CHARACTERS_PER_SECOND
         [parsed] = await parser.results([text], fairly, seconds=seconds)
         return (unmarked(text), 0, 0) if parsed is None else parsed

@@ -108,7 +108,7 @@ def test_much_code_is_not_among_short_work(
 def test_short_work_does_not_wait_for_a_process_that_has_a_job(
     helper: Helper, code: Highlighter
 ) -> None:
-    job = helper.begin("runs", [ENDLESS], seconds=600)
+    job = helper.begin("runs", [ENDLESS], 600.0, seconds=600)
 
     class Ending(Turns):
         """Ends the job when longer work begins."""
@@ -143,7 +143,6 @@ def test_what_is_left_when_the_time_is_over_is_plain(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(highlighting, "MAX_SECONDS", 0.0)
     helper = new_helper()
     assert spans(Highlighter(helper), PYTHON, PYTHON) == [None, None]
-    assert helper.is_running
     helper.close()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -290,11 +290,15 @@ class Parser(MarkdownWorker):
     def __init__(self) -> None:
         super().__init__(PATIENCE)
 
-    def trees(self, texts: Sequence[str]) -> Iterator[list[Node] | None]:
+    def trees(
+        self, texts: Sequence[str], seconds: float
+    ) -> Generator[list[Node] | None, None, float]:
+        used = 0.0
         for text in texts:
             while text == ENDLESS:
                 pass
-            yield from super().trees([text])
+            used += yield from super().trees([text], seconds - used)
+        return used
 
 
 ENDLESS = "never"
@@ -336,8 +340,9 @@ def test_a_text_that_does_not_end_is_plain_and_the_others_are_not(
 
 
 def test_what_is_left_when_the_time_is_over_is_plain() -> None:
-    assert list(MarkdownWorker(0.0).trees(["![" * 10_000, "*a*"])) == [None, None]
-    assert list(MarkdownWorker(PATIENCE).trees(["*a*"])) == [MARKED]
+    hard = "![" * 10_000
+    assert list(MarkdownWorker(0.0).trees([hard, "*a*"], PATIENCE)) == [None, None]
+    assert list(MarkdownWorker(PATIENCE).trees([hard, "*a*"], 0.0)) == [None], "the turn is over"
 
 
 def test_the_route_refuses_what_is_no_list_of_bounded_texts(client: TestClient) -> None:
