@@ -20,6 +20,7 @@ from metal_kernels.metal import DTYPES, MetalBackend
 from metal_kernels.numpy_attention import Floats, attend, in_8_bits, unpacked
 from metal_kernels.ops import Attention, Backend, Heads
 from metal_kernels.reading import read
+from metal_kernels.replay import DeltaRows, PlainReplay, Readout, Rows, Spans, SsmRows
 from metal_kernels.rounding import TOLERANCES, row_error
 from metal_kernels.tables import IntArray, SequenceTables
 
@@ -39,6 +40,9 @@ _CHUNKS = ((0, 33), (20, 40))
 _DRAFT_END, _DRAFT_ROWS = 300, 3  # positions of a draft's last row, and rows
 # A product of few rows: results, and numbers of a row for each dimension of a head.
 _RESULTS, _WIDTH_OF_A_HEAD = 8, 8
+# Of recurrent layers: numbers of a state for each value, a draft of three tokens after a decode, and two of them right.
+_RECURRENT = 128
+_DRAFTED, _ACCEPTED = Spans([(1, 0, 1), (0, 1, 4)]), Spans([(0, 1, 3), (1, 0, 1)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +142,7 @@ def _check(
     is_written = True
     errors = dict(_ERRORS)
     if isinstance(backend, MetalBackend):
-        errors |= _METAL_ERRORS if is_quantised else _METAL_ERRORS | _PRODUCT_ERRORS
+        errors |= _METAL_ERRORS if is_quantised else _METAL_ERRORS | _OTHER_ERRORS
     for op, error_of in errors.items():
         error, refusal = float("nan"), None
         if is_written:
@@ -255,6 +259,41 @@ def _product_error(written: _Written) -> float:
     return max(errors)
 
 
+def _delta_error(written: _Written) -> float:
+    """Error of rows of drafts through a gated delta net with gates of heads, and of numbers."""
+    dtype, errors = written.keys.dtype, []
+    shape = _DRAFTED.num_rows, _KV_HEADS, _RECURRENT
+    for gates in (shape[:2], shape):
+        rows = DeltaRows(
+            _draw(shape, dtype, 9) * _RECURRENT**-0.5,
+            _draw(shape, dtype, 10),
+            mx.sigmoid(_draw(gates, mx.float32, 11)),
+            mx.sigmoid(_draw(shape[:2], dtype, 12)),
+        )
+        errors.append(_replay_error(written, rows, (_draw(shape, dtype, 13),)))
+    return max(errors)
+
+
+def _ssm_error(written: _Written) -> float:
+    """Error of rows of drafts through a state-space layer."""
+    dtype, shape = written.keys.dtype, (_DRAFTED.num_rows, _KV_HEADS, _RECURRENT)
+    steps = mx.sigmoid(_draw(shape[:2], mx.float32, 9))
+    rows = SsmRows(_draw(shape, dtype, 10), steps, mx.zeros(_KV_HEADS), _draw(shape, dtype, 11))
+    return _replay_error(written, rows, (_draw(shape, dtype, 12), mx.ones(_KV_HEADS, dtype)))
+
+
+def _replay_error(written: _Written, rows: Rows, readout: Readout) -> float:
+    """Error of the outputs and states of a decode, and of a draft that is right in part."""
+    assert isinstance(written.backend, MetalBackend)
+    state = _draw((2, _KV_HEADS, _RECURRENT, _RECURRENT), mx.float32, 14)
+    kernels, plain = written.backend.replay, PlainReplay()
+    pairs = [
+        (ops.outputs(rows, readout, state, _DRAFTED), ops.states(rows, state, _ACCEPTED))
+        for ops in (kernels, plain)
+    ]
+    return max(row_error(_floats(ours), _floats(right)) for ours, right in zip(*pairs, strict=True))
+
+
 def _prefill_error(written: _Written) -> float:
     return _attention_error(written, _tables(_CHUNKS), written.backend.paged_prefill)
 
@@ -322,7 +361,12 @@ _METAL_ERRORS: dict[str, Callable[[_Written], float]] = {
     "draft_decode": _draft_error,
     "grouped_drafts": _grouped_draft_error,
 }
-_PRODUCT_ERRORS: dict[str, Callable[[_Written], float]] = {"qmv_rows": _product_error}
+# Of ops on other arrays than pools.
+_OTHER_ERRORS: dict[str, Callable[[_Written], float]] = {
+    "qmv_rows": _product_error,
+    "replay_delta": _delta_error,
+    "replay_ssm": _ssm_error,
+}
 
 
 def _floats(array: mx.array) -> Floats:

@@ -116,6 +116,10 @@ PAGED_LATENT = KernelSpec(
     header=HEADERS["attention.h"],
 )
 QMV_ROWS = KernelSpec("qmv_rows", ("rows", "weights", "scales", "biases"), ("out",))
+REPLAY_DELTA = KernelSpec("replay_delta", ("q", "k", "v", "g", "beta", "state", "spans"), ("out",))
+REPLAY_SSM = KernelSpec(
+    "replay_ssm", ("x", "dt", "A_log", "B", "C", "D", "state", "spans"), ("out",)
+)
 ALL = (
     WRITE_KV_TOKENS,
     WRITE_KV_PAGES,
@@ -131,6 +135,8 @@ ALL = (
     PAGED_PREFILL,
     PAGED_LATENT,
     QMV_ROWS,
+    REPLAY_DELTA,
+    REPLAY_SSM,
 )
 
 

@@ -43,6 +43,7 @@ from metal_kernels.ops import (
 from metal_kernels.plans import upload
 from metal_kernels.reading import evaluate
 from metal_kernels.refusals import check_pools, dims_of, refusal
+from metal_kernels.replay import Replay
 from metal_kernels.resizing import copy_start
 from metal_kernels.step_ways import StepWay
 from metal_kernels.tables import Plans, SequenceTables
@@ -80,6 +81,7 @@ class MetalBackend:
         self._latents = LatentAttention(self._kernels)
         self._writes = Writes(self._kernels, self._dispatches)
         self.few_rows = FewRows(self._kernels)
+        self.replay = Replay(self._kernels)
         self.use_fences(Fences())
 
     def new_pool(

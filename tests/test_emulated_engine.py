@@ -26,6 +26,8 @@ from metal_kernels.kernels import (
     PAGED_LATENT,
     QMV_ROWS,
     QUANTISE_KV,
+    REPLAY_DELTA,
+    REPLAY_SSM,
     ROTATE_AND_WRITE,
     WRITE_KV_PAGES,
     WRITE_KV_TOKENS,
@@ -51,7 +53,7 @@ QUESTIONS = [
 ]
 OPTIONS = {"page_size": 16, "disable_log_stats": True}
 # Of the included model's float32 heads none are copied; it has no latents, small groups, and its dtype is stored.
-# Nothing is drafted, and no weights are quantised.
+# Nothing is drafted, no weights are quantised, and no layer is recurrent.
 UNUSED = {
     DRAFT_DECODE,
     GATHER_PAGES,
@@ -60,6 +62,8 @@ UNUSED = {
     PAGED_LATENT,
     QMV_ROWS,
     QUANTISE_KV,
+    REPLAY_DELTA,
+    REPLAY_SSM,
 }
 
 Tokens = list[tuple[int, ...]]

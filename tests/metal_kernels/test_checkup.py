@@ -23,8 +23,8 @@ OPS = [
     *("paged_decode", "grouped_decode", "paged_prefill"),
     *("draft_decode", "grouped_drafts"),
 ]
-PRODUCTS = ["qmv_rows"]  # whose weights have 4 and 8 bits whatever the pools have
-NUM_CHECKS = len(DTYPES) * (2 * len(OPS) + len(PRODUCTS))
+OTHERS = ["qmv_rows", "replay_delta", "replay_ssm"]  # which read no pools
+NUM_CHECKS = len(DTYPES) * (2 * len(OPS) + len(OTHERS))
 
 
 def failing(backend: MetalBackend) -> set[str]:
@@ -57,7 +57,7 @@ def test_every_op_of_every_dtype_is_right(fast_backend: MetalBackend) -> None:
         (dtype, is_quantised, op)
         for dtype in DTYPES
         for is_quantised in (False, True)
-        for op in (OPS if is_quantised else OPS + PRODUCTS)
+        for op in (OPS if is_quantised else OPS + OTHERS)
     ]
     for check in checks:
         assert check.is_right, check
@@ -66,7 +66,7 @@ def test_every_op_of_every_dtype_is_right(fast_backend: MetalBackend) -> None:
 
 
 def test_kernels_that_do_nothing_are_found() -> None:
-    own = {*OPS[1:], *PRODUCTS}
+    own = {*OPS[1:], *OTHERS}
     assert failing(spoiled(*own)) == own
 
 
@@ -126,7 +126,7 @@ def test_nothing_is_said_about_other_ops_where_no_pool_can_be_written() -> None:
     because = "not checked, because write_kv does not run"
     assert reasons == {
         "write_kv": str(REFUSED_TEXT),
-        **dict.fromkeys([*OPS[1:], *PRODUCTS], because),
+        **dict.fromkeys([*OPS[1:], *OTHERS], because),
     }
 
 
@@ -155,7 +155,7 @@ def test_products_of_mlx_in_tf32_do_not_make_a_right_kernel_wrong(
     monkeypatch.setattr(mx, "matmul", matmul)
     monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", attention)
     checks = [check for check in check_ops(fast_backend, [64], []) if check.dtype == mx.float32]
-    assert [check.op for check in checks] == OPS + PRODUCTS + OPS
+    assert [check.op for check in checks] == OPS + OTHERS + OPS
     assert all(check.is_right for check in checks), checks
 
 

@@ -17,11 +17,13 @@ from metal_kernels.kernels import ALL, on_metal
 from metal_kernels.metal import MetalBackend
 from metal_kernels.ops import Attention, Heads
 from metal_kernels.reading import view
+from metal_kernels.replay import Spans
 from metal_kernels.tables import RecordedTables, SequenceTables
 from mlxserve.cache.kv import KVPool, LayerSpec
 from mlxserve.cache.layer_kv import LayerKV
 from mlxserve.cache.layout import StepLayout
 from tests.metal_kernels.mlx_products import quantised as quantised_weights
+from tests.metal_kernels.test_replay import delta_case, ssm_case
 
 PAGE_SIZE = 16
 READERS = (
@@ -423,6 +425,7 @@ def dispatch_every_kernel(backend: MetalBackend, num_pages: int) -> None:
     backend.paged_prefill(mx.zeros((256, 1, 64), mx.float16), *half, long_chunk(), Attention(1.0))
     weights = quantised_weights(8, 256, 4, 32, mx.float16)
     backend.few_rows.product(mx.zeros((2, 256), mx.float16), weights, 1)
+    replay(backend)
     in_8_bits = [backend.new_pool(num_pages, 1, PAGE_SIZE, 64, mx.int8) for _ in range(2)]
     backend.write_kv(row, row, *in_8_bits, np.array([0], np.int32))
     backend.paged_decode(row, *in_8_bits, one, Attention(1.0))
@@ -430,6 +433,17 @@ def dispatch_every_kernel(backend: MetalBackend, num_pages: int) -> None:
     backend.paged_latent(
         *(mx.zeros((1, 1, dim), mx.float16) for dim in (256, 64)), *latents, one, scale=1.0
     )
+
+
+def replay(backend: MetalBackend) -> list[mx.array]:
+    """The outputs of two rows of a draft, by each kind of recurrent layer."""
+    return [
+        backend.replay.outputs(rows, readout, states, Spans([(0, 0, 2)]))
+        for rows, readout, states in (
+            delta_case(mx.float16, num_rows=2),
+            ssm_case(mx.float16, num_rows=2),
+        )
+    ]
 
 
 def rotate(backend: MetalBackend, pools: list[mx.array], rows: int, kv_heads: int) -> mx.array:
@@ -624,6 +638,7 @@ def test_mlx_itself_accepts_every_call(tmp_path: Path, monkeypatch: pytest.Monke
             backend.paged_decode(mx.tile(each, (2, 1, 1)), *pools, draft(), Attention(1.0))
             for each in (queries, large)
         ]
+        drafted += replay(backend)
         return [*over_latents, *rotated, gathered, grouped, few, *drafted] + [
             op(queries, *both, tables([4], [1]), capped, sinks)
             for op in (backend.paged_decode, backend.paged_prefill)

@@ -20,6 +20,8 @@ from metal_kernels.kernels import (
     PAGED_LATENT,
     QMV_ROWS,
     QUANTISE_KV,
+    REPLAY_DELTA,
+    REPLAY_SSM,
     ROTATE_AND_WRITE,
     WRITE_KV_TOKENS,
     Kernel,
@@ -169,7 +171,7 @@ def test_probe_and_measured_step_have_the_device_compile_every_kernel(
     # Pages from the disk cache are whole ones, whose rows are quantised already. Its groups are small. Fused
     # layers write the rows that they rotate.
     # No weights are quantised.
-    unused = {GROUPED_DECODE, GROUPED_DRAFTS, PAGED_LATENT, QMV_ROWS}
+    unused = {GROUPED_DECODE, GROUPED_DRAFTS, PAGED_LATENT, QMV_ROWS, REPLAY_DELTA, REPLAY_SSM}
     unused |= {WRITE_KV_TOKENS if is_quantised else QUANTISE_KV}
     unused |= {WRITE_KV_TOKENS, QUANTISE_KV} if is_fused else {ROTATE_AND_WRITE}
     assert used == {spec.name for spec in ALL if spec not in unused}

@@ -18,6 +18,7 @@ import pytest
 from metal_kernels.kernels import ALL, HEADERS, Factory, Kernel, KernelSpec
 from metal_kernels.metal import MetalBackend
 from metal_kernels.ops import Attention
+from metal_kernels.replay import DeltaRows, SsmRows
 from metal_kernels.rounding import row_error
 from metal_kernels.tables import SequenceTables
 from tests.emulated import emulated_factory
@@ -27,6 +28,8 @@ from tests.metal_kernels.mlx_products import packs_of, random_rows, rows_alone
 from tests.metal_kernels.mlx_products import quantised as quantised_weights
 from tests.metal_kernels.oracle import TOLERANCES, Case, Paged, quantised
 from tests.metal_kernels.test_draft_units import Drafts, check_infinite_values
+from tests.metal_kernels.test_replay import cases as replay_cases
+from tests.metal_kernels.test_replay import check_rows
 from tests.metal_kernels.test_rotary import ROTATIONS, check, check_8_bits
 
 pytestmark = pytest.mark.mutation
@@ -344,6 +347,43 @@ GUARDS: dict[str, list[Guard]] = {
         Guard("if (lane == 0) ", ""),
         Guard("if (lane == 0) ", "if (lane == 33) "),
     ],
+    "replay_delta": [
+        Guard("DK == 128 && ", ""),
+        Guard("&& DV % 8 == 0", ""),
+        Guard(" && !GATES", ""),
+        Guard(" && sizeof(S) == 4", ""),
+        Guard("head / (HV / HK)", "head % HK"),
+        Guard("first + spans[span + 2]", "first + 1"),
+        Guard("long(spans[span])", "long(sequence)"),
+        Guard("GATES ? ", "true ? "),
+        Guard("GATES ? ", "false ? "),
+        Guard("if (IS_PACKED) {", "if (true) {", 0),
+        Guard("if (IS_PACKED) {", "if (false) {", 0),
+        Guard("if (IS_PACKED) {", "if (true) {", 1),
+        Guard("if (IS_PACKED) {", "if (false) {", 1),
+        Guard("held = simd_sum(held);", ""),
+        Guard(" * float(beta[at_head]);", ";"),
+        Guard("number[i] = float(S(number[i]));", ""),
+        Guard("if (!KEEPS) {", "{"),
+        Guard("if (!KEEPS) {", "if (false) {"),
+        Guard("if (lane == 0) ", ""),
+        Guard("if (lane == 0) ", "if (lane == 33) "),
+        Guard("if (KEEPS) {", "{"),
+        Guard("if (KEEPS) {", "if (false) {"),
+    ],
+    "replay_ssm": [
+        Guard("head / (HEADS / GROUPS)", "head % GROUPS"),
+        Guard("first + spans[span + 2]", "first + 1"),
+        Guard("long(spans[span])", "long(sequence)"),
+        Guard("number[i] = float(S(number[i]));", ""),
+        Guard("if (!KEEPS) {", "{"),
+        Guard("if (!KEEPS) {", "if (false) {"),
+        Guard("if (lane == 0) ", ""),
+        Guard("if (lane == 0) ", "if (lane == 33) "),
+        Guard("sum + input * float(D[head])", "sum"),
+        Guard("if (KEEPS) {", "{"),
+        Guard("if (KEEPS) {", "if (false) {"),
+    ],
 }
 # Decisions that guard nothing: they choose between equals by head dimension or lane.
 CHOICES = {
@@ -597,6 +637,14 @@ def multiplies(backend: MetalBackend) -> None:
         assert mx.array_equal(found, rows_alone(rows, weights)), bits
 
 
+def replays(backend: MetalBackend, kind: type) -> None:
+    """Rows after each state, as mlx-lm's own kernels compute each alone; states in 16 bits as well."""
+    for dtype in (mx.float32, mx.bfloat16):
+        for case in replay_cases(dtype).values():
+            if isinstance(case[0], kind):
+                check_rows(backend.replay, case)
+
+
 def exercise(kernel: str, backend: MetalBackend) -> None:
     """What a kernel has to do right. Raises AssertionError or KernelFault."""
     if kernel in ("paged_decode", "merge_partitions"):
@@ -628,6 +676,10 @@ def exercise(kernel: str, backend: MetalBackend) -> None:
         attends_with_drafts_of_large_groups(backend)
     elif kernel == "qmv_rows":
         multiplies(backend)
+    elif kernel == "replay_delta":
+        replays(backend, DeltaRows)
+    elif kernel == "replay_ssm":
+        replays(backend, SsmRows)
     else:
         writes(backend)
 

@@ -29,6 +29,7 @@ from metal_kernels.limits import PAGE_SIZES
 from metal_kernels.metal import DTYPES, MetalBackend
 from metal_kernels.ops import Attention, Heads
 from metal_kernels.refusals import refusal
+from metal_kernels.replay import DeltaRows, Readout, Rows, Spans, SsmRows
 from metal_kernels.tables import IntArray, SequenceTables
 
 # Query heads per kv head: every number up to 16, then those of models (Falcon has 71).
@@ -144,6 +145,7 @@ def every_text() -> tuple[KernelText, ...]:
         for dims in LATENT_DIMS:
             _use_latents(MetalBackend(recorder), dtype, *dims)
         _use_few_rows(MetalBackend(recorder), dtype)
+        _use_replay(MetalBackend(recorder), dtype)
     return _written(tuple(recorder.calls.values()))
 
 
@@ -298,6 +300,28 @@ def _use_few_rows(backend: MetalBackend, dtype: mx.Dtype) -> None:
         weights = Quantised(packed, scales, biases, group_size, bits).astype(dtype)
         for num_rows, packs in product(few_rows.ROWS, few_rows.PACKS):
             backend.few_rows.product(mx.zeros((num_rows, 256), dtype), weights, packs)
+
+
+def _use_replay(backend: MetalBackend, dtype: mx.Dtype) -> None:
+    """Rows of drafts, with states in float32 and in the dtype of the rows."""
+    states = {dtype, mx.float32}
+    for (rows, readout, shape), kept_in in product(_recurrences(dtype), states):
+        state, spans = mx.zeros(shape, kept_in), Spans([(0, 0, 2), (1, 2, 2)])
+        backend.replay.outputs(rows, readout, state, spans)
+        backend.replay.states(rows, state, spans)
+
+
+def _recurrences(dtype: mx.Dtype) -> Iterator[tuple[Rows, Readout, tuple[int, ...]]]:
+    """Those of published models: numbers of a state, and gates of a head or of each number."""
+    for key_dim, has_gates in product((32, 64, 128, 192, 256), (False, True)):
+        keys, values = mx.zeros((4, 2, key_dim), dtype), mx.zeros((4, 4, 128), dtype)
+        gates = mx.zeros((4, 4, key_dim) if has_gates else (4, 4))
+        rows = DeltaRows(keys, values, gates, mx.zeros((4, 4), dtype))
+        yield rows, (keys,), (2, 4, 128, key_dim)
+    for size in (32, 64, 128, 256):
+        inputs, heads = mx.zeros((4, 2, size), dtype), mx.zeros(8)
+        of_ssm = SsmRows(mx.zeros((4, 8, 64), dtype), mx.zeros((4, 8)), heads, inputs)
+        yield of_ssm, (inputs, heads.astype(dtype)), (2, 8, 64, size)
 
 
 def _written(calls: Sequence[_Call]) -> tuple[KernelText, ...]:

@@ -1,0 +1,59 @@
+// Rows of drafts through the state-space layer of Mamba 2: their outputs, or the states after them. A row's results equal
+// bit by bit those of mlx-lm's kernel for that row alone: the same lanes hold the same numbers, and add them in the same
+// order.
+//
+// x      (T, HEADS, DIM)
+// dt     (T, HEADS) float
+// A_log  (HEADS,)
+// B, C   (T, GROUPS, STATE)
+// D      (HEADS,)
+// state  (batch, HEADS, DIM, STATE)  of type S
+// spans  (>= SEQUENCES, 3) int32: a state, the first of the rows that follow it, and their number
+// out    (T, HEADS, DIM), or if KEEPS the states after the rows (SEQUENCES, HEADS, DIM, STATE)  of type T
+//
+// template: S, T, HEADS, GROUPS, DIM, STATE (a multiple of 32), KEEPS. A simdgroup has one number of a head's row and its
+// STATE numbers in registers: grid (32, DIM, SEQUENCES * HEADS), eight simdgroups a threadgroup.
+
+constexpr int NUMBERS = STATE / 32;  // of a lane
+
+const int lane = int(thread_index_in_simdgroup);
+const int value = int(thread_position_in_grid.y);
+const int sequence = int(thread_position_in_grid.z) / HEADS;
+const int head = int(thread_position_in_grid.z) % HEADS;
+const int group = head / (HEADS / GROUPS);
+const long span = long(sequence) * 3;
+const int first = spans[span + 1];
+const int end = first + spans[span + 2];
+
+const long before = ((long(spans[span]) * HEADS + head) * DIM + value) * STATE + lane * NUMBERS;
+float number[NUMBERS];
+#pragma clang loop unroll(full)
+for (int i = 0; i < NUMBERS; i++) number[i] = float(state[before + i]);
+
+const float decay = -fast::exp(float(A_log[head]));
+for (int row = first; row < end; row++) {
+  const long at_head = long(row) * HEADS + head;
+  const long at_state = (long(row) * GROUPS + group) * STATE + lane * NUMBERS;
+  const float step = float(dt[at_head]);
+  const float kept = fast::exp(decay * step);
+  const float input = float(x[at_head * DIM + value]);
+  float sum = 0.0f;
+  #pragma clang loop unroll(full)
+  for (int i = 0; i < NUMBERS; i++) {
+    const float added = input * step * float(B[at_state + i]);
+    number[i] = kept * number[i] + added;
+    sum += number[i] * float(C[at_state + i]);
+    // As if it had been stored after the row.
+    number[i] = float(S(number[i]));
+  }
+  if (!KEEPS) {
+    sum = simd_sum(sum);
+    if (lane == 0) out[at_head * DIM + value] = T(sum + input * float(D[head]));
+  }
+}
+
+if (KEEPS) {
+  const long after = ((long(sequence) * HEADS + head) * DIM + value) * STATE + lane * NUMBERS;
+  #pragma clang loop unroll(full)
+  for (int i = 0; i < NUMBERS; i++) out[after + i] = T(number[i]);
+}
