@@ -318,7 +318,9 @@ def _ends(config: EngineConfig, part: EnginePart, pool: PagePool) -> list[EndKin
             kv.nbytes / (1 << 20),
         )
     if config.num_state_slots is not None:
-        ends.append(StateSlots(config.num_state_slots, pool))
+        ends.append(
+            StateSlots(config.num_state_slots, pool, is_replayed=part.loaded.replay is not None)
+        )
     return ends
 
 

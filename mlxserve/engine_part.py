@@ -27,6 +27,7 @@ from mlxserve.model.drafting.load import load_drafting
 from mlxserve.model.load import LoadedModel
 from mlxserve.model.load_check import try_first
 from mlxserve.model.rank_group import RankGroup
+from mlxserve.model.replay_choice import with_replay
 from mlxserve.model.sizing import (
     default_step_budget,
     first_pages,
@@ -134,6 +135,8 @@ def build_part(
     loaded, backends, difference, drafting = _read(config, files, group, limits)
     if drafting is not None:
         config = config.with_drafter()
+    if config.max_draft:
+        loaded = with_replay(loaded, backends, config.page_size)
     own = window_group(config, loaded)
     step = None
     if limits.is_metal or not are_pages_chosen:

@@ -14,9 +14,13 @@ import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
 
-from mlxserve import LLM, SamplingParams
+from metal_kernels.replay import PlainReplay, ReplayOps
+from mlxserve import LLM, SamplingParams, engine_part
 from mlxserve.core.sampling_params import Structure, StructureKind
+from mlxserve.model.draft_rows import use_draft_rows
+from mlxserve.model.load import LoadedModel
 from tests.conftest import STATEFUL, each_of
+from tests.emulated import emulated_backend
 from tests.model import coverage
 from tests.model.small_models import build
 from tests.oracle import MAX_TOKENS, Oracle
@@ -65,6 +69,11 @@ def write(folder: Path, name: str, write_model: Callable[..., Path]) -> Path:
     """Write a small model of this architecture."""
     if name in STATEFUL:
         return write_model(folder, name)
+    return write_covered(folder, name, write_model)
+
+
+def write_covered(folder: Path, name: str, write_model: Callable[..., Path]) -> Path:
+    """Write the model of an architecture that kernels take."""
     mx.random.seed(5)
     model, config = build(name, coverage.rows("mlx-lm")[name]["config"])
     write_model(folder, "lfm2")  # its tokenizer
@@ -189,3 +198,63 @@ def test_what_a_request_asks_for_is_the_same(
                 ]
                 for logprob, wanted in zip(one.logprobs or (), other.logprobs or (), strict=True):
                     assert logprob.logprob == pytest.approx(wanted.logprob, abs=1e-4)
+
+
+# Whose states are of kinds that rows of drafts compute together.
+TOGETHER = ("falcon_h1", "granitemoehybrid", "kimi_linear", "lfm2", "mamba2", "nemotron_h", "qwen3_5", "qwen3_next")  # fmt: skip
+
+
+@contextmanager
+def rows_together(ops: ReplayOps) -> Iterator[None]:
+    """Let models compute all rows of drafts in one call, as on a Mac where that is faster."""
+
+    def take(loaded: LoadedModel, *_: object) -> LoadedModel:
+        use_draft_rows(loaded.model)
+        return replace(loaded, replay=ops)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine_part, "with_replay", take)
+        yield
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", each_of(TOGETHER))
+def test_rows_together_give_the_tokens_of_undrafted_decode(
+    name: str, write_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder = write(tmp_path, name, write_model)
+    sizes = {"max_num_seqs": 3, "max_num_batched_tokens": 48}
+    with oracle_of(folder, SEEDED) as expected, rows_together(PlainReplay()):
+        with LLM(str(folder), **DRAFTED, **sizes) as llm:
+            alone = [answers(llm, [prompt], SEEDED)[0] for prompt in PROMPTS]
+            assert alone == expected.answers, "alone"
+            assert llm.reset_prefix_cache()
+            assert answers(llm, PROMPTS, SEEDED) == expected.answers, "staggered"
+            outputs = llm.generate(next_turns(expected.answers), SEEDED, use_tqdm=False)
+            assert [output.token_ids for output in outputs] == expected.next_answers, "next turns"
+            assert [output.usage.cached_tokens for output in outputs] == expected.num_cached
+            assert llm.stats().states.num_restored > 0
+            assert llm.stats().scheduler.accepted_tokens > 100
+        short = {"num_pages": 13, "num_state_slots": 40, "growth_pages": 0}
+        with LLM(str(folder), **{**DRAFTED, **short}) as llm:
+            assert answers(llm, PROMPTS, SEEDED) == expected.answers, "short of pages"
+            assert llm.stats().scheduler.num_preemptions > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    ["qwen3_next", *(pytest.param(n, marks=pytest.mark.long) for n in ("kimi_linear", "mamba2"))],
+)
+def test_the_emulated_kernels_give_the_tokens_of_undrafted_decode(
+    name: str, write_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder, params = write_covered(tmp_path, name, write_model), replace(GREEDY, max_tokens=16)
+    with LLM(str(folder), **OPTIONS) as llm:
+        expected = answers(llm, PROMPTS, params)
+    oracle = Oracle()
+    oracle.learn_answers(PROMPTS, params.seed, expected)
+    ops = emulated_backend().replay
+    with oracle.drafting(), rows_together(ops), LLM(str(folder), **DRAFTED) as llm:
+        assert answers(llm, PROMPTS, params) == expected
+        assert llm.stats().scheduler.accepted_tokens > 20

@@ -254,7 +254,7 @@ def _call(
             # An index takes the host three times as long.
             return logits.squeeze(0)
         adapters = None if loaded.adapters is None else loaded.adapters.rows
-        has_drafts = len(groups) > 1 and groups[1].level > 0
+        has_drafts = len(groups) > 1 and (groups[1].level > 0 or groups[0].drafts is not None)
         order = order_of_rows(groups) if has_drafts else None
         recurrent = RecurrentRows(
             groups, layout.positions, len(tokens), num_arrays, state_class, adapters, order

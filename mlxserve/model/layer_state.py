@@ -78,7 +78,8 @@ class LayerState:
                     changed = {at: _last(array, group.batch) for at, array in changed.items()}
                 before = [changed.get(at, array) for at, array in enumerate(before)]
             inner = step.state_class(num_arrays)
-            inner.cache = list(before)
+            drafts = None if group.drafts is None else group.drafts.call(layer, before)
+            inner.cache = list(before) if drafts is None else drafts.placeholders
             if step.adapters is not None:
                 if group.index is None:
                     step.adapters.narrow(slice(group.first, group.end))
@@ -88,7 +89,10 @@ class LayerState:
             named = kwargs and dict(
                 zip(kwargs, self._of_group(kwargs.values(), group, inner), strict=True)
             )
-            output = call(*arguments, **named)
+            if drafts is None:
+                output = call(*arguments, **named)
+            else:
+                output = drafts.run(call, arguments, named)
             outputs.append(output if group.length == 1 else _as_rows(output))
             group.after[layer] = inner.cache
             if num_groups > 1:

@@ -23,6 +23,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 from mlx_lm.utils import load_model
 
+from metal_kernels.replay import ReplayOps
 from mlxserve.cache.kv import LayerSpec
 from mlxserve.core.errors import InvalidConfig, OutOfMemory, UnsupportedModel
 from mlxserve.hub.adapter_files import AdapterFiles
@@ -89,6 +90,7 @@ class LoadedModel:
     adapters     of its layers; None if they are as they were loaded
     drafter      makes its drafts; weights and pages are counted with its own
     no_drafts_reason    why a head that it has makes none
+    replay       computes all rows of drafts in one call of each recurrent layer; None for a call for each row
     """
 
     name: str
@@ -105,6 +107,7 @@ class LoadedModel:
     adapters: Adapters | None = None
     drafter: LoadedDrafter | None = None
     no_drafts_reason: str = ""
+    replay: ReplayOps | None = None
 
     @property
     def layers(self) -> tuple[LayerSpec, ...]:

@@ -83,6 +83,14 @@ def measure_rows(
     return table, call
 
 
+def seconds_of_draft(loaded: LoadedModel, backends: Backends, page_size: int) -> float:
+    """Return the seconds of a step with one draft, of a model with recurrent states."""
+    num_tokens = (_REPEATS + 3) * (1 + _DRAFT)
+    pages = -(-num_tokens // page_size)
+    runner = ModelRunner(loaded, KVPool(loaded.layers, pages, page_size, backends))
+    return _seconds(runner, _steps(1, 1 + _DRAFT, num_tokens, pages, advances=True), _REPEATS)
+
+
 def describe(table: dict[int, float]) -> str:
     """Describe a table: `1, 2, 3 rows take 20.1, 21.0, 22.5 ms`."""
     rows = ", ".join(str(num_rows) for num_rows in table)

@@ -84,7 +84,7 @@ class ModelRunner:
         self._loaded = loaded
         self._kv = kv
         self._workers = workers
-        self._states = StateStore(loaded.states, is_used=loaded.has_states)
+        self._states = StateStore(loaded.states, is_used=loaded.has_states, replay=loaded.replay)
         self._drafter = drafter
         self._forward = forward_of(loaded, kv, self._states, windows)
         # The pages of all positions, with the drafter's if it has some.

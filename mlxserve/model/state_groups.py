@@ -6,7 +6,9 @@
 
 The rows of a draft are groups of one token: which of them is the last accepted one is known only after the
 step, so the state after each is kept. A step with drafts of up to k tokens makes k + 1 calls, however
-many sequences have one.
+many sequences have one. Where `replay_choice.py` finds a model that can, they are one group instead, and one call:
+
+    groups           (a0 b0 b1 b2 c0 c1)            (d0 .. di) (.. dn)    `draft_rows.py`
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ from dataclasses import dataclass, field
 
 import mlx.core as mx
 
+from metal_kernels.replay import ReplayOps
+from mlxserve.model.draft_rows import DraftRows
 from mlxserve.model.packed_states import Stack
 from mlxserve.request import Chunk
 
@@ -45,6 +49,8 @@ class Group:
     level: int = 0  # tokens of the drafts before its row
     rows: Sequence[int] | None = None  # of the step, if they are not consecutive
     index: mx.array | None = None  # the same
+    # If its rows are all those of drafts; `before` has a row for each sequence then.
+    drafts: DraftRows | None = None
     # States after each layer.
     after: list[list[mx.array | None] | None] = field(default_factory=list)
 
@@ -71,6 +77,10 @@ class Group:
         if self.batch == self.previous.batch:
             return arrays
         return [None if array is None else array[-self.batch :] for array in arrays]
+
+    def continues(self, row: int) -> bool:
+        """True if a row of the batch follows another one of the same draft."""
+        return self.level > 0 or (self.drafts is not None and row not in self.drafts.firsts)
 
     @property
     def is_within_chunk(self) -> bool:
@@ -115,6 +125,36 @@ def groups_of_drafts(
             group.rows, group.index = rows, mx.array(rows)
         groups.append(group)
     return groups
+
+
+def group_of_drafts(
+    decodes: Sequence[tuple[Chunk, int]], before: Stack | None, num_layers: int, ops: ReplayOps
+) -> Group:
+    """Group all rows of decodes with drafts and without.
+
+    decodes: chunks and their first rows, in the order of the step
+    before: states of these sequences
+    """
+    parts = tuple(
+        chunk._replace(start=position, length=1, draft=())
+        for chunk, _ in decodes
+        for position in range(chunk.start, chunk.end)
+    )
+    rows = [row for chunk, first in decodes for row in range(first, first + chunk.length)]
+    group = Group(
+        rows[0],
+        len(rows),
+        1,
+        parts,
+        parts[0].start,
+        before,
+        keeps=_kept_at_ends(parts),
+        drafts=DraftRows(ops, [chunk.length for chunk, _ in decodes]),
+        after=[None] * num_layers,
+    )
+    if rows != list(range(group.first, group.end)):
+        group.rows, group.index = rows, mx.array(rows)
+    return group
 
 
 def _kept_at_ends(parts: Sequence[Chunk]) -> tuple[tuple[int, int], ...]:

@@ -19,16 +19,24 @@ from itertools import accumulate, groupby
 import mlx.core as mx
 
 from metal_kernels.reading import evaluate
+from metal_kernels.replay import ReplayOps
+from mlxserve.model.draft_rows import DraftRows
 from mlxserve.model.packed_states import Packing, Stack, StateSpec
-from mlxserve.model.state_groups import Arrays, Group, groups_of_drafts, kept_states
+from mlxserve.model.state_groups import (
+    Arrays,
+    Group,
+    group_of_drafts,
+    groups_of_drafts,
+    kept_states,
+)
 from mlxserve.request import Chunk, LiveRequest, RequestState
 
 
 @dataclass(slots=True)
 class _Held:
-    """A sequence's state: a row of a stack."""
+    """A sequence's state: a row of a stack, or of the drafts that it is computed from."""
 
-    stack: Stack
+    stack: Stack | DraftRows
     batch: int  # rows of the stack
     row: int
     position: int  # tokens that it has seen
@@ -37,10 +45,20 @@ class _Held:
 class StateStore:
     """The recurrent states of one model. Lives on the engine's thread."""
 
-    def __init__(self, specs: Sequence[StateSpec], *, is_used: bool | None = None) -> None:
-        """`is_used`: whether the model has recurrent states; some of its ranks may have none."""
+    def __init__(
+        self,
+        specs: Sequence[StateSpec],
+        *,
+        is_used: bool | None = None,
+        replay: ReplayOps | None = None,
+    ) -> None:
+        """is_used: whether the model has recurrent states; some of its ranks may have none.
+
+        replay: computes all rows of drafts together; None for a call for each row of a draft
+        """
         self.specs = tuple(specs)
         self.is_used = bool(specs) if is_used is None else is_used
+        self._replay = replay
         # Of each request: its state, followed by those after the tokens of its draft.
         self._held: dict[LiveRequest, list[_Held]] = {}
         self._packing = Packing(specs)
@@ -122,6 +140,10 @@ class StateStore:
             else:
                 decodes.append((chunk, row))
             row += chunk.length
+        if self._replay is not None:
+            before = self._stack([self._before(chunk) for chunk, _ in decodes])
+            num_layers = len(self.specs)
+            return [group_of_drafts(decodes, before, num_layers, self._replay), *others]
         decodes.sort(key=lambda decode: len(decode[0].draft))
         return [*self._of_drafts(decodes), *others]
 
@@ -178,6 +200,9 @@ class StateStore:
         if not self.is_used:
             return
         for group in groups:
+            if group.drafts is not None:
+                self._commit_drafts(group, group.drafts)
+                continue
             # A convolution's state may be a view of the chunk's last tokens, and keep all of them.
             is_copied = group.length > 1 and not group.is_within_chunk
             stack = [
@@ -191,12 +216,23 @@ class StateStore:
                 # The next group continues from it.
                 continue
             self._fresh += [array for layer in stack for array in layer]
-            for row, (chunk, start) in enumerate(zip(group.chunks, group.positions, strict=True)):
-                held = _Held(stack, group.batch, row, start + group.length)
-                if group.level:
-                    self._held[chunk.request].append(held)
-                else:
-                    self._held[chunk.request] = [held]
+            self._hold(group, stack)
+
+    def _commit_drafts(self, group: Group, drafts: DraftRows) -> None:
+        for row, id_ in group.keeps:
+            self._snapshots[id_] = self._packing.pack(drafts.at([row]), 0)
+            self._fresh += self._snapshots[id_]
+        assert len(drafts.after) == len(self.specs), "a recurrent layer was not called"
+        self._fresh += drafts.arrays()
+        self._hold(group, drafts)
+
+    def _hold(self, group: Group, stack: Stack | DraftRows) -> None:
+        for row, (chunk, start) in enumerate(zip(group.chunks, group.positions, strict=True)):
+            held = _Held(stack, group.batch, row, start + group.length)
+            if group.continues(row):
+                self._held[chunk.request].append(held)
+            else:
+                self._held[chunk.request] = [held]
 
     @staticmethod
     def _filled(
@@ -244,8 +280,8 @@ class StateStore:
             assert state is not None, "a beginning is not in a batch"
             parts.setdefault(id(state.stack), (state, []))[1].append(state.row)
         first, rows = next(iter(parts.values()))
-        if len(parts) == 1 and rows == list(range(first.batch)):
-            return first.stack
+        if len(parts) == 1:
+            return _narrowed(first, rows)
         stacks = [_narrowed(part, rows) for part, rows in parts.values()]
         index = _index(held, {key: len(rows) for key, (_, rows) in parts.items()})
         return [
@@ -256,6 +292,8 @@ class StateStore:
 
 def _narrowed(part: _Held, rows: list[int]) -> Stack:
     """Return these rows of a stack: what is left of a large one, or of drafts, is not copied."""
+    if isinstance(part.stack, DraftRows):
+        return part.stack.at(rows)
     if rows == list(range(part.batch)):
         return part.stack
     index = mx.array(rows)

@@ -86,7 +86,11 @@ class StepGraphs:
         # Evaluated as its layers are called.
         is_built = is_built or layout.after_layer is not None
         # One group, or none where there are no states: beside others are sequences that begin, or drafts.
-        if is_built or len(groups) > 1 or any(group.before is None for group in groups):
+        if (
+            is_built
+            or len(groups) > 1
+            or any(group.before is None or group.drafts is not None for group in groups)
+        ):
             return self._forward(groups, self._pools, layout, tokens)
         assert backend is not None
         arrays = [pool.arrays() for pool in self._pools.each]

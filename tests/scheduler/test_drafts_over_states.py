@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from mlxserve.cache.kinds import draft_states
 from mlxserve.cache.kinds.draft_states import DraftStates
 from mlxserve.cache.kinds.kind import find
 from mlxserve.cache.kinds.state_slots import StateSlots
+from mlxserve.cache.pages import PagePool
 from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.request import STATE_SLOTS, Chunk, FinishReason, LiveRequest, Request
 from tests.scheduler.conftest import GhostEngine
@@ -63,6 +65,23 @@ def test_a_draft_needs_a_slot_for_each_token_and_for_all_boundaries_but_one() ->
     )  # up to 16, of which the request has the slot
     assert draft_states.num_needed(8, start=10, page_size=4) == 8 + 1  # 12 and 16
     assert draft_states.num_needed(9, start=11, page_size=4) == 9 + 2  # 12, 16 and 20
+
+
+def test_a_draft_whose_rows_are_replayed_needs_one_slot_and_those_of_boundaries() -> None:
+    needed = partial(draft_states.num_needed, page_size=4, is_replayed=True)
+    assert needed(0, start=10) == 0
+    assert [needed(1, start=12), needed(3, start=12)] == [1, 1]
+    assert needed(8, start=10) == 1 + 1  # 12 and 16
+    assert needed(9, start=11) == 1 + 2
+
+
+@pytest.mark.parametrize("is_replayed", [False, True])
+def test_a_state_for_all_rows_of_a_draft_leaves_room_for_longer_ones(*, is_replayed: bool) -> None:
+    pool = PagePool(20, 16)
+    slots = StateSlots(2 * STATE_SLOTS + 2, pool, is_replayed=is_replayed)
+    request = LiveRequest(Request("a", [1, 2, 3], SamplingParams()))
+    assert slots.take_draft(request, 8) == (8 if is_replayed else 6)
+    assert slots.renewed(pool).take_draft(request, 8) == (8 if is_replayed else 6)
 
 
 def test_states_of_a_draft_have_slots_until_the_step_after_it_is_read() -> None:

@@ -40,11 +40,13 @@ class DraftStates:
         self.num_slots -= self._kept.pop(request, 0)
 
 
-def num_needed(num_tokens: int, start: int, page_size: int) -> int:
+def num_needed(num_tokens: int, start: int, page_size: int, *, is_replayed: bool = False) -> int:
     """Return the slots for a draft of `num_tokens` after the token at `start`.
 
-    There is a state after each token. At page boundaries snapshots are taken as well, of which only the
+    There is a state after each token; only the one before all of them where layers compute those after accepted
+    tokens once more (`is_replayed`). At page boundaries snapshots are taken as well, of which only the
     newest has a slot of the request.
     """
     num_boundaries = (start + 1 + num_tokens) // page_size - start // page_size
-    return num_tokens + max(0, num_boundaries - 1)
+    num_states = min(1, num_tokens) if is_replayed else num_tokens
+    return num_states + max(0, num_boundaries - 1)

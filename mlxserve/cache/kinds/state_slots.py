@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import inf
 
 from mlxserve.cache.kinds.draft_states import DraftStates, num_needed
@@ -64,10 +65,21 @@ class StateSlots(EndKind):
     missing = CacheMiss.NO_SNAPSHOT
     names_units = True
 
-    def __init__(self, num_slots: int, pool: PagePool, stats: StateStats | None = None) -> None:
-        """Take the pool of full pages, whose hashes identify the snapshots."""
+    def __init__(
+        self,
+        num_slots: int,
+        pool: PagePool,
+        stats: StateStats | None = None,
+        *,
+        is_replayed: bool = False,
+    ) -> None:
+        """Take the pool of full pages, whose hashes identify the snapshots.
+
+        is_replayed: the model keeps one state for all rows of a draft
+        """
         self.stats = stats or StateStats()
         self._pool = pool
+        self._is_replayed = is_replayed
         self._running: dict[LiveRequest, _Running] = {}
         self._unread: dict[int, bool] = {}  # ids in unread steps; whether others are to find them
         self._next_id = 0
@@ -77,7 +89,7 @@ class StateSlots(EndKind):
         self.room = StateRoom(self._ends)
 
     def renewed(self, pool: PagePool) -> StateSlots:
-        return StateSlots(self._ends.max_units, pool, self.stats)
+        return StateSlots(self._ends.max_units, pool, self.stats, is_replayed=self._is_replayed)
 
     # ---- prefix hits
 
@@ -175,14 +187,17 @@ class StateSlots(EndKind):
         conversations continue, and for the next request that begins.
         """
         page_size, start = self._pool.page_size, request.num_computed
-        wanted = num_needed(num_tokens, start, page_size)
+        needed = partial(
+            num_needed, start=start, page_size=page_size, is_replayed=self._is_replayed
+        )
+        wanted = needed(num_tokens)
         num_left = PROMPT_STATES * len(self._running)
         room = self._ends.make_room_for_drafts(wanted, num_left)
         self._num_lacking += wanted - room
-        while num_tokens and num_needed(num_tokens, start, page_size) > room:
+        while num_tokens and needed(num_tokens) > room:
             num_tokens -= 1
         if num_tokens:
-            self._drafts.take(request, num_needed(num_tokens, start, page_size))
+            self._drafts.take(request, needed(num_tokens))
         return num_tokens
 
     def plan(self, chunks: list[Chunk]) -> list[Chunk]:
