@@ -38,7 +38,7 @@ FOUND = {
     ),
     "keep the last row of a draft only": Bug(
         StateStore,
-        "commit",
+        "_hold",
         "self._held[chunk.request].append(held)",
         "self._held[chunk.request] = [held]",
         lambda: _ACCEPTED(),
