@@ -1,10 +1,12 @@
-"""SmolLM2 drafted by itself in 6 bits: how many guesses are accepted, and that the tokens stay."""
+"""SmolLM2 drafted by itself and from earlier text: how many guesses are accepted, and that the tokens stay."""
 
 from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -15,12 +17,20 @@ from mlx_lm.utils import dequantize_model
 from mlxserve import LLM, SamplingParams
 from mlxserve.hub.files import find_model
 from mlxserve.hub.gguf.weights import load_gguf
+from tests.assistants import always_drafting
 from tests.drafting import accepted_share, similar_model, total_variation
+from tests.real.prompts import QUESTIONS, TEXT, chat_of
+from tests.together import begun_together
 
 pytestmark = pytest.mark.long
 
 PROMPTS = ["Once upon a time there was a small robot", "Three ways to save water at home are"]
 PARAMS = SamplingParams(max_tokens=100, temperature=1.0, seed=3, ignore_eos=True)
+GREEDY = SamplingParams(max_tokens=40, temperature=0, ignore_eos=True)
+SAMPLED = replace(GREEDY, temperature=0.8, top_p=0.9, seed=7)
+OPTIONS: dict[str, Any] = {"num_pages": 200, "page_size": 16, "disable_log_stats": True}
+# Questions, prose, and a text that has been there before, which earlier text drafts.
+MIXED = [chat_of(QUESTIONS[0]), PROMPTS[0], TEXT[:300], TEXT[:400] + "\n\n" + TEXT[:60]]
 
 
 @pytest.fixture(scope="module")
@@ -53,3 +63,37 @@ def test_shared_noise_is_accepted_as_often_as_the_distributions_are_alike(
     bound = 1 - total_variation(whole, draft, ids, 1.0)
     assert shared >= 0.9 * bound, (shared, bound)
     assert shared >= 1.5 * own, (shared, own)
+
+
+@pytest.fixture(scope="module")
+def undrafted(smollm2: Path) -> dict[bool, list[tuple[int, ...]]]:
+    """Tokens of greedy answers (True) and sampled ones, and of the next turns after each."""
+    with LLM(str(smollm2), **OPTIONS) as llm:
+        return {is_greedy: turns(llm, is_greedy=is_greedy) for is_greedy in (True, False)}
+
+
+def turns(llm: LLM, *, is_greedy: bool) -> list[tuple[int, ...]]:
+    """Tokens of answers that run together, and of the turns after them, which continue cached pages."""
+    params = GREEDY if is_greedy else SAMPLED
+    with begun_together(len(MIXED)):
+        first = llm.generate(MIXED, params, use_tqdm=False)
+    again = [prompt + output.text + "\n" for prompt, output in zip(MIXED, first, strict=True)]
+    outputs = [*first, *llm.generate(again, params, use_tqdm=False)]
+    llm.check()
+    return [output.token_ids for output in outputs]
+
+
+@pytest.mark.parametrize("is_greedy", [True, False], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("source", ["itself", "earlier text"])
+def test_tokens_of_a_real_model_are_those_without_drafts(
+    source: str, is_greedy: bool, smollm2: Path, undrafted: dict[bool, list[tuple[int, ...]]]
+) -> None:
+    drafted: dict[str, Any] = {"speculative_tokens": 4}
+    if source == "itself":
+        drafted["draft_model"] = str(smollm2)
+    with always_drafting(), LLM(str(smollm2), **OPTIONS, **drafted) as llm:
+        assert turns(llm, is_greedy=is_greedy) == undrafted[is_greedy]
+        stats = llm.stats().scheduler
+    share = stats.accepted_tokens / stats.drafted_tokens
+    assert stats.accepted_tokens > (200 if source == "itself" else 20), stats
+    assert share > 0.9 or source != "itself", share
