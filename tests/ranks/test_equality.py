@@ -112,9 +112,32 @@ def test_drafts_from_earlier_text_change_no_token_of_ranks(
 
 
 @pytest.mark.ranks
-def test_a_head_is_refused_by_ranks(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["glm4_moe", "qwen3_5"])
+def test_a_head_on_rank_0_changes_no_token_of_a_model_split_by_heads(
+    kind: str, tmp_path: Path
+) -> None:
+    """It is found in the model's own files, and tried at load by all ranks."""
+    folder = heads.write(tmp_path / "model", kind, noise=0.3)
+    found = answers_of_ranks(folder, drafted=True, speculative_tokens=3, tensor_parallel_size=2)
+    wanted = answers_of_ranks(folder, speculative_tokens=0)
+    same(found, wanted)
+    num_drafted, num_accepted = found["drafts"]
+    assert num_drafted > 300
+    assert 0.1 * num_drafted < num_accepted < num_drafted
+
+
+@pytest.mark.ranks
+def test_a_head_that_does_not_fit_is_refused_by_ranks_split_by_heads(tmp_path: Path) -> None:
+    folder = heads.write(tmp_path / "model", "glm4_moe")
+    other = heads.write(tmp_path / "other", "glm4_moe", seed=2)
+    with pytest.raises(AssertionError, match="does not draft, because"):
+        answers_of_ranks(folder, draft_model=str(other), tensor_parallel_size=2)
+
+
+@pytest.mark.ranks
+def test_a_head_is_refused_by_a_pipeline(tmp_path: Path) -> None:
     folder = heads.write(tmp_path / "model", "mimo")
-    with pytest.raises(AssertionError, match="drafts with one rank only"):
+    with pytest.raises(AssertionError, match="which the last rank of a pipeline has alone"):
         answers_of_ranks(folder, draft_model=str(folder), pipeline_parallel_size=2)
 
 

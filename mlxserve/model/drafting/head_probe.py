@@ -2,18 +2,23 @@
 
 A head is easily loaded wrongly, and is then only slow: norms stored minus one that are taken as they are accept
 nothing at four times the cost (d-inference #774). So it guesses at 32 tokens before it may draft.
+
+Among ranks that split a model by heads rank 0 has the head, and all ranks compute the model's part of the probe once
+(`read_text`, `help_to_read`): rank 0 sends the tokens, or none if it has no head.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import mlx.core as mx
 from mlx_lm.models.cache import make_prompt_cache
 
-from metal_kernels.reading import read
+from metal_kernels.reading import evaluate, read
 from mlxserve.model.drafting.head_model import HeadModel
 from mlxserve.model.load import LoadedModel
+from mlxserve.model.rank_group import RankGroup
 
 NUM_GUESSES = 32
 MIN_SHARE = 0.1
@@ -26,20 +31,65 @@ TEXT = (
 )
 
 
-def share_accepted(head: HeadModel, target: LoadedModel, token_ids: Sequence[int]) -> float:
-    """Return the share of a head's guesses at the last tokens of a text that are the model's own best tokens.
+class ReadText(NamedTuple):
+    """What a model computes of a text.
 
+    tokens  (1, T)
+    best    (T,): its own best next tokens
+    hidden  (T, size): the hidden states that a head is given
+    """
+
+    tokens: mx.array
+    best: mx.array
+    hidden: mx.array
+
+
+def read_text(target: LoadedModel, token_ids: Sequence[int], *, takes_normed: bool) -> ReadText:
+    """Compute a text, on rank 0 of several with the others.
+
+    takes_normed: the head is given hidden states after the last norm
     Raises what the definitions raise, and AssertionError for a model that does not show its hidden states.
     """
+    if target.group is not None:
+        _send_text(target.group, token_ids)
     tokens = mx.array([list(token_ids)])
-    with target.selector.capturing(before_norm=not head.takes_normed) as captured:
+    with target.selector.capturing(before_norm=not takes_normed) as captured:
         own = target.model(tokens, cache=make_prompt_cache(target.model))[0]
     assert captured, "the model's head is not called by its name"
     [hidden] = [each.reshape(-1, each.shape[-1]) for each in captured]
-    before = mx.concatenate([mx.zeros_like(hidden[:1]), hidden[:-1]])
+    found = ReadText(tokens, mx.argmax(own, axis=-1), hidden)
+    evaluate(*found)
+    return found
+
+
+def help_to_read(target: LoadedModel) -> None:
+    """Compute this rank's part of the text that rank 0 reads, if it reads one."""
+    assert target.group is not None
+    if token_ids := _send_text(target.group, ()):
+        tokens = mx.array([token_ids])
+        evaluate(target.model(tokens, cache=make_prompt_cache(target.model)))
+
+
+def read_nothing(group: RankGroup) -> None:
+    """Tell the other ranks that there is no head."""
+    _send_text(group, ())
+
+
+def _send_text(group: RankGroup, token_ids: Sequence[int]) -> list[int]:
+    """Return rank 0's text on each rank; all of them call it."""
+    [length] = group.from_lead([len(token_ids)])
+    return group.from_lead([*token_ids] or [0] * length) if length else []
+
+
+def share_accepted(head: HeadModel, text: ReadText) -> float:
+    """Return the share of a head's guesses at the last tokens of a text that are the model's own best tokens.
+
+    Raises what the definitions raise.
+    """
+    before = mx.concatenate([mx.zeros_like(text.hidden[:1]), text.hidden[:-1]])
     with head.showing(before):
-        guesses = head(tokens, cache=make_prompt_cache(head))[0]
-    right = mx.argmax(guesses, axis=-1) == mx.argmax(own, axis=-1)
+        guesses = head(text.tokens, cache=make_prompt_cache(head))[0]
+    right = mx.argmax(guesses, axis=-1) == text.best
     # What is no number has no best token.
     right = right & mx.all(mx.isfinite(guesses), axis=-1)
     return float(read(right[-NUM_GUESSES:]).mean())

@@ -25,7 +25,13 @@ from mlxserve.model.drafting.draft_pages import DraftPages
 from mlxserve.model.drafting.drafting import Drafting
 from mlxserve.model.drafting.head import MtpHead
 from mlxserve.model.drafting.head_model import show_hidden
-from mlxserve.model.drafting.head_probe import MIN_SHARE, NUM_GUESSES, share_accepted
+from mlxserve.model.drafting.head_probe import (
+    MIN_SHARE,
+    NUM_GUESSES,
+    ReadText,
+    read_text,
+    share_accepted,
+)
 from mlxserve.model.drafting.head_weights import HeadFiles, HeadRefused, load_head
 from mlxserve.model.drafting.load_assistant import load_assistant
 from mlxserve.model.load import LoadedModel, load, prepare
@@ -127,6 +133,7 @@ def _load_head(
     is_minus_one: bool | None = None
     share = 0.0
     show_hidden(target, head.family)
+    known = _read_text(head, target, text)
     for _ in range(2 if head.family.is_minus_one else 1):
         model, is_minus_one = load_head(
             head,
@@ -136,12 +143,9 @@ def _load_head(
             is_minus_one=None if is_minus_one is None else not is_minus_one,
         )
         try:
-            share = max(share, accepted := share_accepted(model, target, text))
+            share = max(share, accepted := share_accepted(model, known))
         except MODEL_ERRORS as error:
-            log.info("%s: the head fails on a text", head.name, exc_info=error)
-            raise HeadRefused(
-                f"{head.name}: its head cannot be computed. The log says why."
-            ) from error
+            raise _not_computed(head, error) from error
         if accepted >= MIN_SHARE:
             loaded = prepare(model, target.config, head.name)
             log.info("%s: its head guesses %.0f %% of a text's tokens", head.name, 100 * accepted)
@@ -150,6 +154,18 @@ def _load_head(
         f"{head.name}: its head does not draft, because {100 * share:.0f} % of its guesses at {NUM_GUESSES} tokens of "
         f"a text are right and {100 * MIN_SHARE:.0f} % are required. It may be another model's."
     )
+
+
+def _read_text(head: HeadFiles, target: LoadedModel, text: Sequence[int]) -> ReadText:
+    try:
+        return read_text(target, text, takes_normed=head.family.takes_normed)
+    except MODEL_ERRORS as error:
+        raise _not_computed(head, error) from error
+
+
+def _not_computed(head: HeadFiles, error: BaseException) -> HeadRefused:
+    log.info("%s: the head fails on a text", head.name, exc_info=error)
+    return HeadRefused(f"{head.name}: its head cannot be computed. The log says why.")
 
 
 def _chosen(
