@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import mlx.core as mx
@@ -26,8 +27,7 @@ def row_alone(rows: Rows, readout: Readout, row: int, state: mx.array) -> tuple[
 def _delta(rows: Any, readout: Readout, row: int, state: mx.array) -> Sequence[mx.array]:
     arrays = (readout[0], rows.k, rows.v, rows.g, rows.beta)
     one = [array[row : row + 1][None] for array in arrays]
-    with pytest.MonkeyPatch.context() as patch:
-        _use(patch, gated_delta, _DELTA)
+    with emulated_recurrences():
         found: Sequence[mx.array] = gated_delta.gated_delta_kernel(*one, state)
     return found
 
@@ -35,8 +35,7 @@ def _delta(rows: Any, readout: Readout, row: int, state: mx.array) -> Sequence[m
 def _ssm(rows: Any, readout: Readout, row: int, state: mx.array) -> Sequence[mx.array]:
     at = slice(row, row + 1)
     c, d = readout
-    with pytest.MonkeyPatch.context() as patch:
-        _use(patch, ssm, _SSM)
+    with emulated_recurrences(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(ssm, "compute_dt", lambda dt, *_: dt)
         found: Sequence[mx.array] = ssm.ssm_update_kernel(
             rows.x[at][None], rows.A_log, rows.B[at][None], c[at][None], d, rows.dt[at][None], None,
@@ -55,10 +54,14 @@ _DELTA: dict[str, tuple[Any, ...]] = {
 _SSM: dict[str, tuple[Any, ...]] = {"_ssm_kernel": ("make_ssm_kernel",)}
 
 
-def _use(patch: pytest.MonkeyPatch, module: Any, kernels: dict[str, tuple[Any, ...]]) -> None:
-    """Let a module of mlx-lm dispatch the emulator's kernels."""
-    for name, made in kernels.items():
-        patch.setattr(module, name, _built(module, *made))
+@contextmanager
+def emulated_recurrences() -> Iterator[None]:
+    """Let mlx-lm dispatch its recurrent layers' kernels to the emulator."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module, kernels in ((gated_delta, _DELTA), (ssm, _SSM)):
+            for name, made in kernels.items():
+                patch.setattr(module, name, _built(module, *made))
+        yield
 
 
 @functools.cache

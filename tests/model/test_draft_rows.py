@@ -9,10 +9,13 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
+from mlx_lm.models import gated_delta, ssm
 from mlx_lm.models.cache import ArraysCache
+from mlx_lm.models.gated_delta import gated_delta_update  # noqa: F401
+from mlx_lm.models.ssm import ssm_update  # noqa: F401
 
 from metal_kernels.reading import read
-from metal_kernels.replay import PlainReplay
+from metal_kernels.replay import DeltaRows, PlainReplay
 from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.model import draft_rows
 from mlxserve.model.draft_rows import DraftConv1d, DraftRows, NotReplayed
@@ -20,9 +23,16 @@ from mlxserve.model.packed_states import StateSpec
 from mlxserve.model.state_groups import Group, group_of_drafts, order_of_rows
 from mlxserve.model.states import StateStore
 from mlxserve.request import Chunk, LiveRequest, Request, RequestState, StatePlan, as_page_table
+from tests.emulated import emulated_backend
+from tests.metal_kernels.mlx_recurrences import emulated_recurrences
+from tests.metal_kernels.test_replay import cases
 
 CHANNELS, WIDTH = 4, 3
 SPECS = [StateSpec((((WIDTH - 1, CHANNELS), mx.float32),))]
+
+
+class Recurrent(nn.Module):  # type: ignore[misc]
+    """A module of a definition that calls mlx-lm's recurrences, which this file imports as those do."""
 
 
 class Convolution(nn.Module):  # type: ignore[misc]  # mlx's nn has no types
@@ -165,6 +175,39 @@ def test_outside_of_a_call_modules_are_as_they_were() -> None:
     assert type(module.conv) is DraftConv1d
     assert type(module.full) is nn.Conv1d, "it mixes channels"
     assert mx.array_equal(module(x, cache), expected)
+
+
+def of_a_mac(rows: Any, readout: Any, cache: Any) -> tuple[mx.array, mx.array]:
+    """The calls that mlx-lm's definitions make of its kernels."""
+    if isinstance(rows, DeltaRows):
+        arrays = (*readout, rows.k, rows.v, rows.g, rows.beta)
+        found = gated_delta.gated_delta_kernel(*(array[:, None] for array in arrays), cache[0])
+    else:
+        x, b, c, dt = (array[:, None] for array in (rows.x, rows.B, readout[0], rows.dt))
+        bias, limits = mx.zeros(dt.shape[-1]), (0.0, float("inf"))
+        found = ssm.ssm_update_kernel(x, rows.A_log, b, c, readout[1], dt, bias, cache[0], limits)
+    outputs, cache[0] = found
+    return outputs, cache[0]
+
+
+@pytest.mark.parametrize(
+    "name", ["packed", *(pytest.param(n, marks=pytest.mark.slow) for n in ("gates", "ssm"))]
+)
+def test_the_kernels_that_a_mac_calls_are_told_the_rows_of_drafts(name: str) -> None:
+    """Each has the bits that mlx-lm's own kernel computes for it alone, which `comparing` finds."""
+    rows, readout, states = cases(mx.bfloat16)[name]
+    draft_rows.use_draft_rows(Recurrent())
+    drafts = DraftRows(emulated_backend().replay, [1, 4, 1])
+    call, cache = drafts.call(0, [states]), ArraysCache(1)
+    cache.cache = call.placeholders
+    with emulated_recurrences():
+        with draft_rows.comparing() as compared:
+            outputs, _ = call.run(of_a_mac, (rows, readout, cache), {})
+        assert outputs.shape[:2] == (6, 1)
+        assert len(compared) == 2 * 6
+        assert all(read(each) for each in compared)
+    [[after]] = drafts.at([2, 5])
+    assert after.shape == (2, *states.shape[1:])
 
 
 def test_windows_begin_with_the_inputs_before_each_sequence() -> None:
