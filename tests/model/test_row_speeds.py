@@ -15,7 +15,7 @@ from mlxserve.engine_part import EnginePart
 from mlxserve.hub.files import find_model
 from mlxserve.model import row_speeds
 from mlxserve.model.attention import load_probed
-from mlxserve.model.row_speeds import ROWS, describe, measure_rows
+from mlxserve.model.row_speeds import ROWS, describe, measure_rows, seconds_of_draft
 from mlxserve.model.runner import ModelRunner, Pending
 from mlxserve.model.state_groups import Group
 from mlxserve.model.states import StateStore
@@ -105,6 +105,15 @@ def test_rows_of_states_are_timed_after_their_first_positions(
     assert table == pytest.approx({1: 1.01, 2: 1.02, 5: 1.05})
     assert call == pytest.approx(0.25)
     assert max(clock.positions) > 4, "each step continues the states of the one before"
+
+
+def test_a_step_with_a_draft_is_timed_as_the_table_times_it(
+    hybrid: tuple, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four rows, three of which are another call of recurrent layers."""
+    Timed(monkeypatch)
+    loaded, backends, _ = hybrid
+    assert seconds_of_draft(loaded, backends, 16) == pytest.approx(1.04 + 3 * 0.25)
 
 
 @pytest.mark.parametrize(("num_slots", "sizes"), [(6, [1, 2]), (1, [1]), (15, [1, 2, 3, 5])])
