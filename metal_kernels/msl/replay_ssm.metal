@@ -5,7 +5,8 @@
 // x      (T, HEADS, DIM)
 // dt     (T, HEADS) float
 // A_log  (HEADS,)
-// B, C   (T, GROUPS, STATE)
+// B      (T, GROUPS, STATE)
+// C      (T, GROUPS, STATE)
 // D      (HEADS,)
 // state  (batch, HEADS, DIM, STATE)  of type S
 // spans  (>= SEQUENCES, 3) int32: a state, the first of the rows that follow it, and their number
@@ -21,39 +22,39 @@ const int value = int(thread_position_in_grid.y);
 const int sequence = int(thread_position_in_grid.z) / HEADS;
 const int head = int(thread_position_in_grid.z) % HEADS;
 const int group = head / (HEADS / GROUPS);
-const long span = long(sequence) * 3;
-const int first = spans[span + 1];
-const int end = first + spans[span + 2];
+const int source = spans[long(sequence) * 3];
+const int first = spans[long(sequence) * 3 + 1];
+const int end = first + spans[long(sequence) * 3 + 2];
 
-const long before = ((long(spans[span]) * HEADS + head) * DIM + value) * STATE + lane * NUMBERS;
+const auto before = state + ((long(source) * HEADS + head) * DIM + value) * STATE + lane * NUMBERS;
 float number[NUMBERS];
 #pragma clang loop unroll(full)
-for (int i = 0; i < NUMBERS; i++) number[i] = float(state[before + i]);
+for (int i = 0; i < NUMBERS; i++) number[i] = float(before[i]);
 
 const float decay = -fast::exp(float(A_log[head]));
-for (int row = first; row < end; row++) {
-  const long at_head = long(row) * HEADS + head;
-  const long at_state = (long(row) * GROUPS + group) * STATE + lane * NUMBERS;
-  const float step = float(dt[at_head]);
+for (long row = first; row < end; row++) {
+  const auto own_B = B + (row * GROUPS + group) * STATE + lane * NUMBERS;
+  const auto own_C = C + (row * GROUPS + group) * STATE + lane * NUMBERS;
+  const float step = float(dt[row * HEADS + head]);
   const float kept = fast::exp(decay * step);
-  const float input = float(x[at_head * DIM + value]);
+  const float input = float(x[(row * HEADS + head) * DIM + value]);
   float sum = 0.0f;
   #pragma clang loop unroll(full)
   for (int i = 0; i < NUMBERS; i++) {
-    const float added = input * step * float(B[at_state + i]);
+    const float added = input * step * float(own_B[i]);
     number[i] = kept * number[i] + added;
-    sum += number[i] * float(C[at_state + i]);
+    sum += number[i] * float(own_C[i]);
     // As if it had been stored after the row.
     number[i] = float(S(number[i]));
   }
   if (!KEEPS) {
     sum = simd_sum(sum);
-    if (lane == 0) out[at_head * DIM + value] = T(sum + input * float(D[head]));
+    if (lane == 0) out[(row * HEADS + head) * DIM + value] = T(sum + input * float(D[head]));
   }
 }
 
 if (KEEPS) {
-  const long after = ((long(sequence) * HEADS + head) * DIM + value) * STATE + lane * NUMBERS;
+  const auto after = out + ((long(sequence) * HEADS + head) * DIM + value) * STATE + lane * NUMBERS;
   #pragma clang loop unroll(full)
-  for (int i = 0; i < NUMBERS; i++) out[after + i] = T(number[i]);
+  for (int i = 0; i < NUMBERS; i++) after[i] = T(number[i]);
 }
