@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,17 +14,21 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
+from mlx_lm.models import gated_delta
 
 from metal_kernels.replay import PlainReplay, ReplayOps
 from mlxserve import LLM, SamplingParams, engine_part
 from mlxserve.core.sampling_params import Structure, StructureKind
+from mlxserve.model import replay_choice
 from mlxserve.model.draft_rows import use_draft_rows
 from mlxserve.model.load import LoadedModel
 from tests.conftest import STATEFUL, each_of
 from tests.emulated import emulated_backend
+from tests.metal_kernels.mlx_recurrences import emulated_recurrences
 from tests.model import coverage
 from tests.model.small_models import build
 from tests.oracle import MAX_TOKENS, Oracle
+from tests.test_emulated_engine import give
 from tests.together import begun_together
 
 NUM_TOKENS = 40  # of an answer
@@ -258,3 +263,36 @@ def test_the_emulated_kernels_give_the_tokens_of_undrafted_decode(
     with oracle.drafting(), rows_together(ops), LLM(str(folder), **DRAFTED) as llm:
         assert answers(llm, PROMPTS, params) == expected
         assert llm.stats().scheduler.accepted_tokens > 20
+
+
+@pytest.mark.slow
+def test_a_trial_with_a_macs_kernels_takes_rows_together(
+    write_model: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Single rows by mlx-lm's kernels, rows of drafts by ours, attention by ours: all of them emulated."""
+    folder, params = (
+        write_covered(tmp_path, "qwen3_next", write_model),
+        replace(GREEDY, max_tokens=16),
+    )
+
+    def with_replay(loaded: LoadedModel, *others: Any) -> LoadedModel:
+        return replay_choice.with_replay(
+            loaded, *others, seconds=lambda tried, *_: 2.0 if tried.replay is None else 1.0
+        )
+
+    give(monkeypatch, emulated_backend())
+    monkeypatch.setattr(gated_delta, "gated_delta_ops", gated_delta.gated_delta_kernel)
+    monkeypatch.setattr(engine_part, "with_replay", with_replay)
+    oracle = Oracle()
+    with emulated_recurrences(), caplog.at_level(logging.INFO, "mlxserve.replay"):
+        with LLM(str(folder), **OPTIONS) as llm:
+            expected = answers(llm, PROMPTS[:2], params)
+        assert "rows of" not in caplog.text, "nothing is tried without drafts"
+        oracle.learn_answers(PROMPTS[:2], params.seed, expected)
+        with oracle.drafting(), LLM(str(folder), **DRAFTED) as llm:
+            assert answers(llm, PROMPTS[:2], params) == expected
+            assert llm.stats().scheduler.accepted_tokens > 10
+    assert "rows of drafts are one call of recurrent layers" in caplog.text
