@@ -29,6 +29,9 @@ FILE: Final = Path(__file__).parent.parent / "mlxserve" / "hub" / "catalogue.tom
 _WIDTH: Final = 100
 _MEMORIES: Final = (8, 16, 24, 32, 64)  # GB, of README's table
 _MOST_OTHERS: Final = 4
+# The chip of such a Mac whose column of docs/models.md README's table shows.
+_CHIPS: Final = {8: "M1", 16: "M1", 24: "M5", 32: "M2 Pro", 64: "M3 Max"}
+_PAGE: Final = Path(__file__).parent.parent / "docs" / "models.md"
 # What a shape keeps of a config.json: numbers that decide how much memory a model takes.
 _NAMES: Final = frozenset(
     {
@@ -93,18 +96,24 @@ def read() -> dict[str, Any]:
 def built(shape: Mapping[str, Any]) -> nn.Module:
     """Return the definition's model with this shape, of which nothing is computed."""
     definition, arguments = _get_classes(config=dict(shape))
-    model: nn.Module = definition(arguments.from_dict(_complete(shape)))
+    model: nn.Module = definition(arguments.from_dict(completed(shape)))
     return model
 
 
-def weight_size(shape: Mapping[str, Any], model: Mapping[str, Any]) -> int:
-    """Bytes of the weights of a text model, from its definition."""
+def quantised(shape: Mapping[str, Any], model: Mapping[str, Any]) -> nn.Module:
+    """Return the definition's model with the weights' format that a row of the catalogue has."""
     text_model = built(shape)
     text_model.set_dtype(mx.bfloat16)
     if (bits := model["bits"]) < 16:
         mode = model.get("mode", "affine")
         group = {"group_size": model["group_size"], "bits": bits, "mode": mode}
         _quantise(text_model, group, model.get("experts"))
+    return text_model
+
+
+def weight_size(shape: Mapping[str, Any], model: Mapping[str, Any]) -> int:
+    """Bytes of the weights of a text model, from its definition."""
+    text_model = quantised(shape, model)
     text = shape.get("text_config", shape)
     is_tied = text.get("tie_word_embeddings", "gemma" in shape["model_type"])
     return sum(
@@ -128,7 +137,7 @@ def _quantise(text_model: nn.Module, group: dict[str, Any], experts: str | None)
     nn.quantize(text_model, **group, class_predicate=chosen)
 
 
-def _complete(shape: Mapping[str, Any]) -> dict[str, Any]:
+def completed(shape: Mapping[str, Any]) -> dict[str, Any]:
     """Add what the definition requires and the catalogue leaves out."""
     others = dict(_OTHERS)
     if shape["model_type"].startswith(_KEEP_OWN_ROTATION):
@@ -205,14 +214,30 @@ def _assignment(name: str, value: Any) -> list[str]:
 
 def models_table() -> str:
     """README's table: what suits Macs of these sizes, in Markdown."""
-    lines = ["| Memory | Best | Faster | Also |", "|---|---|---|---|"]
+    lines = [
+        "| Memory | Best | Faster | Tokens/s of both, computed | Also |",
+        "|---|---|---|---|---|",
+    ]
     for memory in _MEMORIES:
         suited = recommend(mac(memory).limit(), is_metal=True)
         assert suited.best is not None
         assert suited.faster is not None
         others = ", ".join(map(_code, suited.others[:_MOST_OTHERS]))
-        lines.append(f"| {memory} GB | {_code(suited.best)} | {_code(suited.faster)} | {others} |")
+        both = _code(suited.best), _code(suited.faster)
+        speeds = ", ".join(_speed(_CHIPS[memory], name.strip("`")) for name in both)
+        lines.append(
+            f"| {memory} GB | {' | '.join(both)} | {speeds} ({_CHIPS[memory]}) | {others} |"
+        )
     return "\n".join(lines) + "\n"
+
+
+def _speed(chip: str, model: str) -> str:
+    """Tokens/s after 8,192 tokens, as docs/models.md has them from the model of costs."""
+    for line in _PAGE.read_text(encoding="utf-8").splitlines():
+        cells = [cell.strip() for cell in line.split("|")[1:-1]]
+        if cells[1:2] == [model] and cells[0].startswith(f"{chip}, "):
+            return cells[3]
+    raise LookupError(f"{_PAGE} has no row of {chip} and {model}")
 
 
 def _code(repository: str) -> str:

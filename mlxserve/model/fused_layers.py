@@ -1,6 +1,6 @@
 """FusedLayers: fewer kernels per layer, where kernel launches dominate.
 
-A GPU starts the kernels of a step of decodes one after another, some 1.3 us each: a layer of
+A GPU starts the kernels of a step of decodes one after another, some 1 us each: a layer of
 Qwen 3 has 19, which this reduces to 12. A CPU gains nothing (see `load.py`), so this is for layers on Metal.
 """
 

@@ -342,7 +342,7 @@ def memory() -> None:
 
 @app.command()
 def predict() -> None:
-    """Decode steps and chunks of real models on Macs, from bytes, instructions and dispatches; not measured."""
+    """Tokens/s of ten models on six Macs by a model of costs, beside published figures; not measured."""
     from tests.perf.prediction import tables
 
     for line in tables():

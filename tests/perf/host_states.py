@@ -11,10 +11,11 @@ import gc
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from functools import partial
 from statistics import median
 from typing import Any
+from unittest.mock import patch
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -135,30 +136,26 @@ def _model(num_layers: int | None = None) -> nn.Module:
     return model
 
 
-@contextmanager
-def _single_recurrence() -> Iterator[None]:
-    def one(
-        queries: mx.array,
-        keys: mx.array,
-        values: mx.array,
-        a: mx.array,
-        b: mx.array,
-        *inputs: object,
-        **_options: object,
-    ) -> tuple[mx.array, mx.array]:
-        state = next((x for x in inputs if isinstance(x, mx.array) and x.ndim == 4), None)
-        if state is None:
-            batch, _, num_heads, value_dim = values.shape
-            state = mx.zeros((batch, num_heads, value_dim, keys.shape[-1]), mx.float32)
-        answer, state = mx.depends([values, state], [queries, keys, a, b])
-        return answer, state
+def one_recurrence(
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    a: mx.array,
+    b: mx.array,
+    *inputs: object,
+    **_options: object,
+) -> tuple[mx.array, mx.array]:
+    """One op in the place of mlx-lm's kernel."""
+    state = next((x for x in inputs if isinstance(x, mx.array) and x.ndim == 4), None)
+    if state is None:
+        batch, _, num_heads, value_dim = values.shape
+        state = mx.zeros((batch, num_heads, value_dim, keys.shape[-1]), mx.float32)
+    answer, state = mx.depends([values, state], [queries, keys, a, b])
+    return answer, state
 
-    old = qwen3_next.gated_delta_update
-    qwen3_next.gated_delta_update = one
-    try:
-        yield
-    finally:
-        qwen3_next.gated_delta_update = old
+
+def _single_recurrence() -> AbstractContextManager[object]:
+    return patch.object(qwen3_next, "gated_delta_update", one_recurrence)
 
 
 class _Chunks:
