@@ -22,6 +22,7 @@ from mlxserve.core.errors import InvalidConfig
 from mlxserve.core.stats import SchedulerStats
 from mlxserve.hub.embedded import MODEL_NAME, model_path
 from mlxserve.model import attention
+from mlxserve.system import machine
 from tests import heads
 from tests.adapters import write_adapter
 from tests.drafting import accepted_share, similar_model, spoiled_pages, total_variation
@@ -440,7 +441,9 @@ def headed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_head_drafts_unless_it_is_told_not_to(headed: Path) -> None:
     with LLM(str(headed), num_pages=20, **OPTIONS) as llm:
         found, num_drafted, num_accepted = drafted_by(llm, PROMPTS[2:3], GREEDY)
-        assert num_drafted == num_accepted > 10
+        assert num_accepted > 10
+        # On a Mac the head has 4 bits, and is not always right.
+        assert num_drafted == num_accepted or machine.is_metal()
         with_head = llm.stats().planned
     with LLM(str(headed), num_pages=20, speculative_tokens=0, **OPTIONS) as llm:
         assert drafted_by(llm, PROMPTS[2:3], GREEDY) == (found, 0, 0)
