@@ -77,6 +77,8 @@ _MAX_SHAPES = 1024
 Slots = npt.NDArray[np.int32]
 Projected: TypeAlias = Sequence[mx.array]  # rows of a layer's projections, see Heads
 Norms: TypeAlias = "tuple[mx.array, mx.array] | None"  # weights (D,) of queries' norm and of keys'
+# Of the norms of queries and keys; a third one of values' norm, which has no weight. None without norms.
+Epsilon: TypeAlias = "tuple[float, float] | tuple[float, float, float] | None"
 Shaped: TypeAlias = tuple[tuple[int, ...], mx.Dtype]  # an array's shape and dtype
 
 
@@ -103,7 +105,11 @@ class Heads(NamedTuple):
     rotated: int  # the first dimensions of a head, which RoPE turns
     is_traditional: bool = False  # a pair is two neighbours; else the same place of the two halves
     step: int = 0  # distance between queries: `dim`, or more if something else lies between
-    epsilon: tuple[float, float] | None = None  # norms of queries and keys, if any
+    epsilon: Epsilon = None
+
+    @property
+    def norms_values(self) -> bool:
+        return self.epsilon is not None and len(self.epsilon) > 2
 
     @property
     def widths(self) -> tuple[int, int, int]:

@@ -2,7 +2,7 @@
 
     queries ── norm ── RoPE ──▶ returned            (T, H, 1, D)
     keys ───── norm ── RoPE ──▶ the pool            the rows' slots
-    values ────────────────────▶ the pool
+    values ── norm, if any ────▶ the pool
 
 As ops of mlx they are five kernels of a layer's nineteen, and each waits for those before. `rotated` is the
 specification in plain mlx; `RotatedWrites` has the kernel.
@@ -44,8 +44,10 @@ def rotated(
         assert norms is not None, "epsilons belong to norms"
         queries, keys = (
             mx.fast.rms_norm(side, weight, epsilon)
-            for side, weight, epsilon in zip((queries, keys), norms, heads.epsilon, strict=True)
+            for side, weight, epsilon in zip((queries, keys), norms, heads.epsilon, strict=False)
         )
+        if heads.norms_values:
+            values = mx.fast.rms_norm(values, None, heads.epsilon[-1])
     return _turned(queries, turns, heads), _turned(keys, turns, heads), values
 
 
@@ -94,7 +96,7 @@ class RotatedWrites:
 
     def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels
-        self._numbers: dict[tuple[float, float], mx.array] = {}
+        self._numbers: dict[tuple[float, ...], mx.array] = {}
         self._no_norms: dict[tuple[int, mx.Dtype], mx.array] = {}
 
     def dispatch(
@@ -114,7 +116,7 @@ class RotatedWrites:
         rows, dtype = max(projected[0].shape[:2]), projected[0].dtype
         epsilon = heads.epsilon or (0.0, 0.0)
         if epsilon not in self._numbers:
-            self._numbers[epsilon] = upload([*epsilon, 0, 0, 0, 0, 0, 0], np.float32)
+            self._numbers[epsilon] = upload([*epsilon, *[0.0] * (8 - len(epsilon))], np.float32)
         fixed = {"moves": moves, "numbers": self._numbers[epsilon]}
         if norms is None:
             fixed |= dict.fromkeys(("q_weight", "k_weight"), self._no_norm(heads.dim, dtype))
@@ -130,7 +132,7 @@ class RotatedWrites:
                 ("HEADS", heads.num),
                 ("STEP", heads.step or heads.dim),
                 ("JOINED", int(len(projected) == 1)),
-                ("HAS_NORM", int(norms is not None)),
+                ("NORMS", int(norms is not None) + int(heads.norms_values)),
                 ("IS_TRADITIONAL", int(heads.is_traditional)),
                 ("IS_QUANTISED", int(k_pool.dtype == quantised.DTYPE)),
             ],

@@ -6,18 +6,18 @@
 // keys, values    (T, K, D)                        of type T; not read where JOINED is 1
 // turns           (T, R) float                     of each pair of dimensions its cosine and its sine, where
 //                                                  the pair's two elements are
-// q_weight        (D)                              of type T, of the norm; not read where HAS_NORM is 0
+// q_weight        (D)                              of type T, of the norm; not read where NORMS is 0
 // k_weight        (D)                              likewise
-// numbers         (8) float                        epsilon of queries' norm, of keys'
+// numbers         (8) float                        epsilon of queries' norm, of keys', of values'
 // moves           (T, 2) int32                     row, slot: of every row; slots all different
 // k_pool, v_pool  (num_pages, K, page_size, D)     of type T; int8 and D + 4 where quantised; written in place
 // after_a/b       (8) int32                        bound for their order, never read
 // rotated         (T, HEADS, D)                    out, of type T: the queries
 // fence           (8) int32                        out: bound by the next kernel that reads the pools
 //
-// template: T, D, R <= D, HEADS, STEP, JOINED, HAS_NORM, IS_TRADITIONAL (pairs are neighbours, and not of the
-// halves of the first R dimensions), IS_QUANTISED. One simdgroup per head of a row, queries, keys, values: grid
-// (32, HEADS + 2 K, T).
+// template: T, D, R <= D, HEADS, STEP, JOINED, NORMS (1: of queries and keys, 2: of values as well, without a
+// weight), IS_TRADITIONAL (pairs are neighbours, and not of the halves of the first R dimensions), IS_QUANTISED.
+// One simdgroup per head of a row, queries, keys, values: grid (32, HEADS + 2 K, T).
 
 constexpr int HALF = R / 2;
 constexpr int PAIRS = (HALF + 31) / 32;
@@ -61,16 +61,17 @@ for (int c = 2 * PAIRS; c < COUNT; c++) at[c] = R + (c - 2 * PAIRS) * 32 + lane;
 #pragma clang loop unroll(full)
 for (int c = 0; c < COUNT; c++) element[c] = at[c] < D ? source[at[c]] : T(0.0f);
 
-if (HAS_NORM && !is_value) {
+if (NORMS > int(is_value)) {
   float squares = 0.0f;
   #pragma clang loop unroll(full)
   for (int c = 0; c < COUNT; c++) squares += float(element[c]) * float(element[c]);
   const float mean = simd_sum(squares) / float(D);
-  const float factor = precise::rsqrt(mean + numbers[is_query ? 0 : 1]);
+  const float factor = precise::rsqrt(mean + numbers[is_query ? 0 : is_value ? 2 : 1]);
   const device T* weight = is_query ? q_weight : k_weight;
   #pragma clang loop unroll(full)
   for (int c = 0; c < COUNT; c++) {
-    if (at[c] < D) element[c] = T(float(weight[at[c]]) * float(T(float(element[c]) * factor)));
+    const float gain = is_value || at[c] >= D ? 1.0f : float(weight[at[c]]);
+    element[c] = T(gain * float(T(float(element[c]) * factor)));
   }
 }
 

@@ -7,8 +7,7 @@ A definition is not known by its name. A layer that has projections, RoPE and pe
 usual names is called as it is, with a cache that records the queries, keys and values which reach
 attention, at positions up to its context's end; it is fused only if `rotate_and_write` makes the
 same of the same rows, and if the same becomes of attention's answer. Everything else (clipped
-queries, norms of values, scales that grow with the position) differs in that trial, and stays as it
-is. Then the load-time probe compares the whole model's logits.
+queries, scales that grow with the position) differs in that trial, and stays as it is. Then the load-time probe compares the whole model's logits.
 
 Only the paged path is changed: with any other cache a layer is called as mlx-lm defines it.
 """
@@ -27,7 +26,7 @@ import mlx.nn as nn
 
 from metal_kernels import rotary
 from metal_kernels.kernels import SMALLEST_INPUT
-from metal_kernels.ops import Heads, Norms, Projected
+from metal_kernels.ops import Epsilon, Heads, Norms, Projected
 from metal_kernels.reading import read
 from mlxserve.cache.layer_kv import LayerKV
 from mlxserve.model.caches import MODEL_ERRORS
@@ -36,6 +35,11 @@ from mlxserve.model.joined_products import JoinedProduct, can_join, input_width,
 log = logging.getLogger("mlxserve.fused_qkv")
 
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj")
+_VALUES_ARE_KEYS = ("q_proj", "k_proj", "k_proj")  # before norms and rotations, as in Gemma 4
+# Parameters after `x`. With the last two a layer also returns its keys and values, for later layers that have none,
+# and its offset.
+_PARAMETERS = ["mask", "cache"]
+_SHARED_PARAMETERS = [*_PARAMETERS, "shared_kv", "offset"]
 _OUTPUTS = ("o_proj", "out_proj", "dense")
 _ROPES = ("rope", "rotary_emb")
 _NORMS = (
@@ -80,6 +84,7 @@ class NoRope:
 class FusedQKV:
     """Replaces an attention layer's call."""
 
+    projections: tuple[str, str, str]  # names of those of queries, keys and values
     product: JoinedProduct | None  # None if the layer's own are called one by one
     output_name: str  # name of the last projection
     rope: Rope | NoRope
@@ -103,7 +108,8 @@ class FusedQKV:
     def projected(self, layer: Any, x: mx.array) -> Projected:
         if self.product is not None:
             return (self.product(x),)
-        return [layer[name](x) for name in _PROJECTIONS]
+        made = {name: layer[name](x) for name in dict.fromkeys(self.projections)}
+        return [made[name] for name in self.projections]
 
     def output(self, layer: Any, answer: mx.array, projected: Projected) -> mx.array:
         """Project attention's output, (T, heads, 1, dim)."""
@@ -138,8 +144,8 @@ def fuse_qkv(model: nn.Module, dtype: mx.Dtype, context: int) -> list[nn.Module]
         candidate = replace(
             candidate, rope=ropes.setdefault(_kind(candidate, context), candidate.rope)
         )
-        layers = [layer[name] for name in _PROJECTIONS]
-        if can_join(layers):
+        layers = [layer[name] for name in candidate.projections]
+        if candidate.projections == _PROJECTIONS and can_join(layers):
             candidate = replace(candidate, product=JoinedProduct(layers))
         _extend(type(layer))
         vars(layer)[_MARK] = candidate
@@ -165,10 +171,19 @@ def separate(layers: Sequence[nn.Module]) -> None:
 
 
 def _may_be_attention(layer: Any) -> bool:
-    parameters = list(inspect.signature(type(layer).__call__).parameters)
-    has_layers = all(isinstance(layer.get(name), nn.Module) for name in _PROJECTIONS)
+    has_layers = all(isinstance(layer.get(name), nn.Module) for name in _VALUES_ARE_KEYS)
     has_output = any(isinstance(layer.get(name), nn.Module) for name in _OUTPUTS)
-    return has_layers and has_output and parameters[2:] == ["mask", "cache"]
+    if not (has_layers and has_output):
+        return False
+    parameters = _parameters(type(layer).__call__)
+    # What a later layer would read is not made: `rotate_and_write` leaves it in the pages.
+    is_read = getattr(getattr(layer, "config", None), "num_kv_shared_layers", 1)
+    return parameters == _PARAMETERS or (parameters == _SHARED_PARAMETERS and not is_read)
+
+
+def _parameters(call: Any) -> list[str]:
+    """Names of the parameters after the layer and its input."""
+    return list(inspect.signature(call).parameters)[2:]
 
 
 def _extend(kind: Any) -> None:
@@ -178,15 +193,17 @@ def _extend(kind: Any) -> None:
         return
 
     _, input_name, *_ = inspect.signature(original).parameters
+    returns_more = _parameters(original) == _SHARED_PARAMETERS
 
     @functools.wraps(original)
     def call(self: Any, x: Any = None, mask: Any = None, cache: Any = None, **named: Any) -> Any:
-        if named:
-            x = named[input_name]
+        if input_name in named:
+            x = named.pop(input_name)
         fused = vars(self).get(_MARK)
         if fused is None or not isinstance(cache, LayerKV):
-            return original(self, x, mask, cache)
-        return fused(self, x, mask, cache)
+            return original(self, x, mask, cache, **named)
+        output = fused(self, x, mask, cache)
+        return (output, None, cache.offset) if returns_more else output
 
     setattr(call, _MARK, True)
     kind.__call__ = call
@@ -235,7 +252,8 @@ def _recognised(layer: Any, dtype: mx.Dtype, context: int) -> FusedQKV | None:
         x = mx.random.normal((rows, 1, input_width(layer.q_proj)), key=mx.random.key(0)).astype(
             dtype
         )
-        output = layer(x, mask, cache)
+        returned = layer(x, mask, cache)
+        output = returned[0] if isinstance(returned, tuple) else returned
         if cache.written is None or cache.options.get("mask") is not mask:
             return None
         for candidate in _candidates(layer, cache):
@@ -260,10 +278,12 @@ def _candidates(layer: Any, cache: _Noting) -> Iterator[FusedQKV]:
         return
     step = len(layer.q_proj.weight) // num
     heads = Heads(num, num_kv, dim, 0, step=step)
+    has_values = isinstance(layer.get("v_proj"), nn.Module)
     output_name = next(name for name in _OUTPUTS if isinstance(layer.get(name), nn.Module))
     for norms, epsilon in _norms_of(layer):
         for rope, is_traditional in _ropes_of(layer, dim):
             yield FusedQKV(
+                projections=_PROJECTIONS if has_values else _VALUES_ARE_KEYS,
                 product=None,
                 output_name=output_name,
                 rope=rope,
@@ -278,11 +298,14 @@ def _candidates(layer: Any, cache: _Noting) -> Iterator[FusedQKV]:
             )
 
 
-def _norms_of(layer: Any) -> Iterator[tuple[Norms, tuple[float, float] | None]]:
+def _norms_of(layer: Any) -> Iterator[tuple[Norms, Epsilon]]:
     for names in _NORMS:
         pair = [layer.get(name) for name in names]
         if all(isinstance(norm, nn.Module) for norm in pair):
-            weights, epsilon = [norm["weight"] for norm in pair], (pair[0].eps, pair[1].eps)
+            weights = [norm["weight"] for norm in pair]
+            epsilon: Epsilon = pair[0].eps, pair[1].eps
+            if isinstance(of_values := layer.get("v_norm"), nn.Module):
+                epsilon = pair[0].eps, pair[1].eps, of_values.eps
             yield (weights[0], weights[1]), epsilon
             yield (1.0 + weights[0], 1.0 + weights[1]), epsilon  # as in Gemma
             return

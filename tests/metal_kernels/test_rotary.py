@@ -36,6 +36,7 @@ class Rotation:
     def __str__(self) -> str:
         words = [f"d{self.heads.dim}r{self.heads.rotated}", str(self.dtype).rpartition(".")[2]]
         words += ["norms"] if self.heads.epsilon else []
+        words += ["of values"] if self.heads.norms_values else []
         words += ["traditional"] if self.heads.is_traditional else []
         words += ["gated"] if self.heads.step > self.heads.dim else []
         words += [] if self.is_joined else ["three"]
@@ -90,8 +91,10 @@ def expected(case: Rotation) -> list[np.ndarray]:
     if heads.epsilon is not None and norms is not None:
         queries, keys = (
             side / np.sqrt((side**2).mean(axis=-1, keepdims=True) + epsilon) * weight
-            for side, weight, epsilon in zip((queries, keys), norms, heads.epsilon, strict=True)
+            for side, weight, epsilon in zip((queries, keys), norms, heads.epsilon, strict=False)
         )
+        if heads.norms_values:
+            values = values / np.sqrt((values**2).mean(axis=-1, keepdims=True) + heads.epsilon[-1])
     return [turned(queries, case), turned(keys, case), values]
 
 
@@ -160,6 +163,7 @@ def close(found: np.ndarray, wanted: np.ndarray, dtype: mx.Dtype) -> None:
 
 
 NORMS = (1e-6, 0.25)
+OF_VALUES = (*NORMS, 0.7)
 USUAL = Rotation(Heads(4, 2, 128, 128, epsilon=NORMS), mx.float16)
 KINDS = [
     USUAL,
@@ -171,10 +175,12 @@ KINDS = [
     Rotation(Heads(2, 1, 64, 0, step=64), mx.float16),
     replace(USUAL, is_quantised=True),
     Rotation(Heads(4, 2, 80, 40, is_traditional=True), mx.float32, is_quantised=True),
+    Rotation(Heads(4, 2, 80, 80, epsilon=OF_VALUES), mx.float16),
+    Rotation(Heads(2, 1, 256, 256, epsilon=OF_VALUES), mx.bfloat16, is_joined=False),
 ]
 
-# Idle lanes, gates beside queries, both kinds of pairs, one projection and three.
-ROTATIONS = [KINDS[2], KINDS[5], KINDS[4], KINDS[1]]
+# Idle lanes, gates beside queries, both kinds of pairs, one projection and three, norms of values.
+ROTATIONS = [KINDS[2], KINDS[5], KINDS[4], KINDS[1], KINDS[9]]
 
 
 @pytest.mark.slow

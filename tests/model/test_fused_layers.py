@@ -108,6 +108,39 @@ def test_layers_that_turn_alike_share_cosines_and_sines(build_model: BuildModel)
     assert len(set(ropes)) == 2  # of layers with a window and without
 
 
+# Gemma 4 without layers that read another one's keys: values have a norm, and may be the keys as projected.
+GEMMA_4: list[dict[str, Any]] = [
+    {"num_kv_shared_layers": 0},
+    {"num_kv_shared_layers": 0, "attention_k_eq_v": True, "num_global_key_value_heads": 1},
+]
+
+
+@pytest.mark.parametrize("changes", GEMMA_4, ids=["norms of values", "values are keys"])
+def test_norms_of_values_are_part_of_the_kernel(
+    changes: dict[str, Any], build_model: BuildModel
+) -> None:
+    loaded, fused = fused_model(build_model, "gemma4_text", **changes)
+    assert len(fused.attention) == len(loaded.layers) == 6
+    epsilons = {len(vars(each)["_mlxserve_fused"].heads.epsilon) for each in fused.attention}
+    assert epsilons == {3}
+    assert probe(loaded, ReferenceBackend()) < 1e-4
+
+
+@pytest.mark.slow
+def test_norms_of_values_are_right_on_the_emulator(build_model: BuildModel) -> None:
+    loaded, _ = fused_model(build_model, "gemma4_text", **GEMMA_4[1])
+    assert probe(loaded, emulated_backend()) < 1e-4
+    probe(loaded.in_8_bits(), emulated_backend())
+
+
+def test_a_layer_whose_keys_a_later_one_reads_keeps_its_own_kernels(
+    build_model: BuildModel,
+) -> None:
+    loaded, fused = fused_model(build_model, "gemma4_text")
+    assert fused.attention == []
+    assert probe(loaded, ReferenceBackend()) < 1e-4
+
+
 def test_traditional_rope(build_model: BuildModel) -> None:
     loaded, fused = fused_model(build_model, "llama", rope_traditional=True)
     assert len(fused.attention) == len(loaded.layers)

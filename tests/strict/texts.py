@@ -264,6 +264,7 @@ def _use_rotations(backend: MetalBackend, dtype: mx.Dtype, dim: int) -> None:
         heads._replace(rotated=dim // 4, is_traditional=True, step=2 * dim),
         heads._replace(rotated=dim // 2, epsilon=(1e-6, 1e-6)),
         heads._replace(rotated=0, epsilon=(1e-6, 1e-6)),
+        heads._replace(rotated=dim, epsilon=(1e-6, 1e-6, 1e-6)),
     )
     for pool_dtype in (dtype, quantised.DTYPE):
         first, second = (backend.new_pool(4, 2, 16, dim, pool_dtype) for _ in range(2))
