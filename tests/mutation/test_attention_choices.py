@@ -12,6 +12,7 @@ from metal_kernels import long_chunks
 from metal_kernels.chunk_trial import ChunkTimes
 from metal_kernels.dispatches import Dispatches
 from metal_kernels.speeds import TimedAttention
+from mlxserve.model import fused_qkv
 from tests import memory_table
 from tests.doctor import test_attention_speeds
 from tests.geometries import QWEN3_8B
@@ -24,7 +25,7 @@ from tests.metal_kernels import (
 )
 from tests.metal_kernels.test_chunk_trial import no_times as no_times
 from tests.metal_kernels.test_long_chunks import mac as mac
-from tests.model import test_step_memory
+from tests.model import test_fused_layers, test_step_memory
 from tests.mutation.bug import Bug
 
 pytestmark = pytest.mark.mutation
@@ -127,6 +128,21 @@ FOUND: dict[str, Bug] = {
         "32 << 10",
         test_msl_latents.test_a_tile_fits_in_threadgroup_memory_and_partitions_are_whole_tiles,
         {"dtype": mx.float16, "dims": (512, 64)},
+    ),
+    "fuse layers whose keys a later one reads": Bug(
+        fused_qkv,
+        "_may_be_attention",
+        " and not is_read",
+        "",
+        test_fused_layers.test_a_layer_whose_keys_a_later_one_reads_keeps_its_own_kernels,
+    ),
+    "fuse norms of values as if there were none": Bug(
+        fused_qkv,
+        "_norms_of",
+        "pair[1].eps, of_values.eps",
+        "pair[1].eps",
+        test_fused_layers.test_norms_of_values_are_part_of_the_kernel,
+        {"changes": test_fused_layers.GEMMA_4[0]},
     ),
     "divide errors by the largest number of all rows": Bug(
         test_rounding,
