@@ -29,7 +29,7 @@ pytestmark = pytest.mark.fleet
 
 PAGE = 1000
 LONG = 60.0
-NUM_KILLS = int(os.environ.get("MLXSERVE_STORE_KILLS", "20"))
+NUM_KILLS = int(os.environ.get("STORE_KILLS", "20"))
 NAMES = [bytes([number]) * 32 for number in range(4)]
 PAYLOADS = [random.Random(number).randbytes(PAGE) for number in range(4)]
 RECORDS = list(zip(NAMES, PAYLOADS, strict=True))

@@ -31,10 +31,6 @@ _CLASSES = {
 class HighlightWorker:
     """Runs lexers, alone in its process."""
 
-    def __init__(self, block_seconds: float) -> None:
-        """block_seconds: processor time of one block."""
-        self._block_seconds = block_seconds
-
     def runs(
         self, blocks: Sequence[tuple[str, str]], seconds: float
     ) -> Generator[list[Run] | None, None, float]:
@@ -42,14 +38,12 @@ class HighlightWorker:
 
         Stops and returns as `take_turn` does.
         """
-        return take_turn(blocks, seconds, self._runs)
-
-    def _runs(self, block: tuple[str, str], seconds: float) -> list[Run] | None:
-        lexer, code = block
-        return _runs(lexer, code, time.thread_time() + min(seconds, self._block_seconds))
+        return take_turn(blocks, seconds, _runs)
 
 
-def _runs(lexer: str, code: str, end: float) -> list[Run] | None:
+def _runs(block: tuple[str, str], seconds: float) -> list[Run] | None:
+    lexer, code = block
+    end = time.thread_time() + seconds
     pieces: list[Run] = []
     for _, kind, text in get_lexer_by_name(lexer, stripnl=False).get_tokens_unprocessed(code):
         if time.thread_time() > end:

@@ -30,7 +30,6 @@ _CHARACTERS_PER_SECOND = 400_000  # on two busy cores of an x86 server
 def new_helper() -> Helper:
     return Helper(
         "mlxserve.api.page.highlight_worker:HighlightWorker",
-        BLOCK_SECONDS,
         name="code",
         memory=_MEMORY,
         niceness=BEHIND_THE_ENGINE,
