@@ -72,7 +72,7 @@ FOUND: dict[str, Bug] = {
     "leave the rest after a piece that never ends": Bug(
         Piecewise,
         "_do",
-        "done.append(None)",
+        "progress.done.append(None)",
         "pass",
         test_markdown.test_a_text_that_does_not_end_is_plain_and_the_others_are_not,
     ),
