@@ -227,7 +227,7 @@ def build_engine(
     disk = _disk(config, files, part, pace)
     drafts = _drafts(config, part, times)
     # Late: an address that was bound stays so if what follows fails.
-    events = _events(config, files)
+    events = _events(config, files, disk)
     pool = _page_pool(config, part, events)
     ends = _ends(config, part, pool)
     scheduler = Scheduler(config.scheduler, pool, disk, drafts, ends=ends, memory=part.shared)
@@ -277,19 +277,24 @@ def build_engine(
     return engine, loaded.vocab_size
 
 
-def _events(config: EngineConfig, files: ModelFiles) -> PageEvents | None:
-    """Begin to publish KV events; None if they are off."""
+def _events(config: EngineConfig, files: ModelFiles, disk: DiskCache | None) -> PageEvents | None:
+    """Begin to publish KV events, of pages in memory and in the tiers; None if they are off."""
     publisher = config.kv_publisher
     if publisher is None:
         return None
-    from mlxserve.engine.kv_events import KvEvents
+    from mlxserve.engine.kv_events import DISK, STORAGE, KvEvents
+    from mlxserve.engine.tier_events import TierEvents
 
     view = View(files.name, _salted_by(config, files))
     names: dict[bytes, str | None] = {root(view.page_salt(None)): None}
     for number, adapter in enumerate(find_adapters(config.adapters)):
         adapted = view.with_adapter(number, adapter.name, adapter.digest)
         names[root(adapted.page_salt(None))] = adapted.name
-    return KvEvents(publisher, config.page_size, names)
+    events = KvEvents(publisher, config.page_size, names)
+    if disk is None:
+        return events
+    tiers = {DISK: disk.disk, STORAGE: disk.store}
+    return TierEvents(events, {name: tier for name, tier in tiers.items() if tier is not None})
 
 
 def _page_pool(config: EngineConfig, part: EnginePart, events: PageEvents | None) -> PagePool:

@@ -41,7 +41,7 @@ def test_modules_used_before_a_model_is_loaded_do_not_import_mlx() -> None:
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="Accelerate is linked there")
 def test_an_llm_prepares_the_machine_before_it_imports_mlx_and_imports_nothing_of_a_fleet() -> None:
-    fleet = "{'zmq', 'mlxserve.cache.events', 'mlxserve.engine.kv_events', 'redis', 'mlxserve.disk.store'}"
+    fleet = "{'zmq', 'mlxserve.cache.events', 'mlxserve.engine.kv_events', 'mlxserve.engine.tier_events', 'redis', 'mlxserve.disk.store'}"
     code = (
         "import sys; from mlxserve import LLM; from mlxserve.system import machine; "
         "llm = LLM(disable_log_stats=True, num_pages=64); "

@@ -51,6 +51,9 @@ log = logging.getLogger("mlxserve.disk")
 UNLIMITED = 1 << 62  # bytes of a tier that deletes nothing for room
 STALL_SECONDS = 10.0  # one operation; then the disk is given up
 
+# Takes the names of records that came (True) or went, and returns at once.
+Listener = Callable[[Mapping[bytes, bool]], None]
+
 
 def today_utc() -> str:
     """Return the day, as in 2026-12-31."""
@@ -103,12 +106,20 @@ class Tier:
             wording=self._words,
         )
         self._names: set[bytes] = set()  # own records on disk
+        self._listener: Listener | None = None
         self._news: DiskNews  # the first one tells of the start
         self._num_messages = self._cleared_at = 0
         self._is_stalled = self._is_closed = self._has_ended = False
         self._take_all()
         self._thread = threading.Thread(target=self._disk.run, name=self._words.thread, daemon=True)
         self._thread.start()
+
+    def report_to(self, listener: Listener) -> None:
+        """Have `listener` called, on this thread, with each change of what `is_written` knows.
+
+        A disk that does not answer for a while changes nothing.
+        """
+        self._listener = listener
 
     def __contains__(self, name: bytes) -> bool:
         """True if this record is known to exist."""
@@ -193,14 +204,14 @@ class Tier:
         """Forget these records, delete their files soon, and return how many existed."""
         num_there = sum(map(self.__contains__, names))
         self._send(Delete(tuple(names)))
-        self._names.difference_update(names)
+        self._forget(names)
         return num_there
 
     def clear(self) -> None:
         """Forget this identity's records; their files are deleted soon."""
         self._send(Order.CLEAR)
         self._cleared_at = self._num_messages
-        self._names.clear()
+        self._forget(tuple(self._names))
         self._writes.clear()
 
     def use(self) -> DiskUse:
@@ -258,6 +269,11 @@ class Tier:
         self._is_stalled = is_stalled
         return not (self._has_ended or is_stalled or self._news.is_out)
 
+    def _forget(self, names: Collection[bytes]) -> None:
+        self._names.difference_update(names)
+        if self._listener is not None:
+            self._listener(dict.fromkeys(names, False))
+
     def _take_all(self) -> None:
         while not self._disk.events.empty():
             self._take(self._disk.events.get())
@@ -267,17 +283,20 @@ class Tier:
             self._loads.answer(event)
         elif event is None:
             self._has_ended = True
-            self._names.clear()
+            self._forget(tuple(self._names))
             self._writes.clear()
             self._loads.answer_all()
         else:
             self._news = event
             self._writes.count(event.day, event.use.written_today)
             is_old = event.num_messages < self._cleared_at
-            for name, is_there in () if is_old else event.changes.items():
+            changes = {} if is_old else event.changes
+            for name, is_there in changes.items():
                 (self._names.add if is_there else self._names.discard)(name)
                 if is_there and name in self._writes:
                     self._writes.done(name)
+            if changes and self._listener is not None:
+                self._listener(changes)
             self._writes.drop(() if is_old else event.dropped)
             if event.error is not None:
                 self._writes.failed(event.error)

@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
 from itertools import count
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgpack
 
@@ -33,6 +33,9 @@ from mlxserve.system.loopback import is_here
 log = logging.getLogger("mlxserve.kv_events")
 
 MEDIUM = "GPU"  # vLLM's word for the memory that attention reads
+# Words that vllm-router knows, as Dynamo does: a disk of the server's own, and vLLM's word for what lies beyond.
+DISK = "DISK"
+STORAGE = "STORAGE"
 _MAX_BATCH = 1024  # events of one message
 # What one step publishes becomes one message, and this thread takes no turns with the engine's meanwhile.
 _GATHER_SECONDS = 0.002
@@ -41,6 +44,13 @@ _END_SEQUENCE = (-1).to_bytes(8, "big", signed=True)  # ends a replay
 _INSTALL = "KV events need pyzmq: pip install 'mlxserve[fleet]'. Or leave kv_events and kv_events_config out."
 
 _CLEARED: dict[str, Any] = {"type": "AllBlocksCleared"}
+
+
+class _Told(NamedTuple):
+    """A page that is stored on a medium, or the hash of one that was removed from it."""
+
+    page: Stored | bytes
+    medium: str
 
 
 class KvEvents:
@@ -64,7 +74,7 @@ class KvEvents:
         self.page_size = page_size
         self._batches = Batches(page_size, names)
         self._max_queued = config.max_queue_size
-        self._queue: deque[Stored | bytes | None] = deque()  # None: all is cleared
+        self._queue: deque[_Told | None] = deque()  # None: all is cleared
         self._topic = config.topic.encode()
         self._sequence = count()
         self._sent: deque[tuple[int, bytes]] = deque(maxlen=config.buffer_steps)
@@ -92,11 +102,13 @@ class KvEvents:
             if not _is_own(address):
                 log.warning("Whoever reaches %s reads the token ids of all prompts", address)
 
-    def stored(self, page: Stored, /) -> bool:
-        return self._put(page)
+    def stored(self, page: Stored, /, medium: str = MEDIUM) -> bool:
+        """Tell of a page that is on a medium now; in memory by default."""
+        return self._put(_Told(page, medium))
 
-    def removed(self, hash_: bytes, /) -> bool:
-        return self._put(hash_)
+    def removed(self, hash_: bytes, /, medium: str = MEDIUM) -> bool:
+        """Tell of a page that is no longer on a medium; in memory by default."""
+        return self._put(_Told(hash_, medium))
 
     def cleared(self) -> None:
         self._queue.clear()
@@ -110,7 +122,7 @@ class KvEvents:
         self._notify()
         self._thread.join(_CLOSING_SECONDS)
 
-    def _put(self, event: Stored | bytes | None) -> bool:
+    def _put(self, event: _Told | None) -> bool:
         if len(self._queue) >= self._max_queued:
             return False
         self._queue.append(event)
@@ -161,7 +173,7 @@ class KvEvents:
         """Publish all that is queued."""
         self._is_woken = False  # first: what comes from now on wakes again
         while self._queue:
-            events: list[Stored | bytes | None] = []
+            events: list[_Told | None] = []
             # Not by its length: the engine may clear the queue at any time.
             while len(events) < _MAX_BATCH:
                 try:
@@ -203,32 +215,36 @@ class Batches:
         self._page_size = page_size
         self._names = names
 
-    def encode(self, events: list[Stored | bytes | None], now: float) -> bytes:
+    def encode(self, events: list[_Told | None], now: float) -> bytes:
         """Return the payload of these events, of which those of one chain of pages become one.
 
-        None stands for AllBlocksCleared, a hash for a removed page. now: seconds since 1970
+        None stands for AllBlocksCleared. now: seconds since 1970
         """
         told: list[dict[str, Any]] = []
-        last: bytes | None = None  # the page that a following one is joined to
+        # The page that a following one of its medium is joined to.
+        last: tuple[bytes, str] | None = None
         for event in events:
-            if isinstance(event, Stored):
-                if last is None or event.parent != last:
-                    told.append(self._new(event))
-                _extend(told[-1], event)
-                last = event.hash
-                continue
-            last = None
             if event is None:
                 told.append(_CLEARED)
-            elif told and told[-1]["type"] == "BlockRemoved":
-                told[-1]["block_hashes"].append(block_hash(event))
+                last = None
+                continue
+            page, medium = event
+            if isinstance(page, Stored):
+                if last != (page.parent, medium):
+                    told.append(self._new(page, medium))
+                _extend(told[-1], page)
+                last = page.hash, medium
+                continue
+            last = None
+            if told and told[-1]["type"] == "BlockRemoved" and told[-1]["medium"] == medium:
+                told[-1]["block_hashes"].append(block_hash(page))
             else:
-                hashes = [block_hash(event)]
-                told.append({"type": "BlockRemoved", "block_hashes": hashes, "medium": MEDIUM})
+                hashes = [block_hash(page)]
+                told.append({"type": "BlockRemoved", "block_hashes": hashes, "medium": medium})
         payload: bytes = msgpack.packb([now, told, 0])
         return payload
 
-    def _new(self, page: Stored) -> dict[str, Any]:
+    def _new(self, page: Stored, medium: str) -> dict[str, Any]:
         event: dict[str, Any] = {
             "type": "BlockStored",
             "block_hashes": [],
@@ -236,7 +252,7 @@ class Batches:
             "token_ids": [],
             "block_size": self._page_size,
             "lora_id": None,
-            "medium": MEDIUM,
+            "medium": medium,
             "lora_name": self._names.get(page.root),
         }
         if page.parent is None and page.root not in self._names:

@@ -641,6 +641,19 @@ def test_a_folder_that_cannot_be_used_is_an_error(tmp_path: Path) -> None:
         DiskTier(file, identity=IDENTITY, limit=1, daily_writes=1)
 
 
+def test_a_listener_knows_the_records_that_are_written(make: Make) -> None:
+    tier = make()
+    known: dict[bytes, bool] = {}
+    tier.report_to(known.update)
+    assert tier.save(records(1, 2, 3)) == 3
+    assert tier.flush(LONG)
+    assert known == {name(1): True, name(2): True, name(3): True}
+    tier.delete([name(1)])
+    assert known == {name(1): False, name(2): True, name(3): True}
+    tier.clear()
+    assert not any(known.values())
+
+
 def test_a_closed_tier_takes_and_returns_nothing(make: Make) -> None:
     tier = make()
     tier.save(records(1))

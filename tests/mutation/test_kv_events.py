@@ -7,10 +7,13 @@ import pytest
 from mlxserve.cache.events import EventPool
 from mlxserve.core.errors import InvalidConfig
 from mlxserve.core.kv_events import KvEventsConfig
+from mlxserve.disk.tier import Tier
 from mlxserve.engine.kv_events import Batches, KvEvents
+from mlxserve.engine.tier_events import TierEvents
 from tests.core import test_config
-from tests.engine import test_kv_events
+from tests.engine import test_kv_events, test_tier_events
 from tests.engine.test_kv_events import addresses, served, server  # noqa: F401 (fixtures)
+from tests.engine.test_tier_events import disk, store  # noqa: F401 (fixtures)
 from tests.mutation.bug import Bug
 
 pytestmark = pytest.mark.mutation
@@ -40,9 +43,51 @@ BUGS = {
     "a chain is joined to any page": Bug(
         Batches,
         "encode",
-        "last is None or event.parent != last",
+        "last != (page.parent, medium)",
         "last is None",
         test_kv_events.test_an_adapter_is_told_by_name_and_a_salt_by_a_digest,
+    ),
+    "pages in memory and on disk are one chain": Bug(
+        Batches,
+        "encode",
+        "last != (page.parent, medium)",
+        "not last or last[0] != page.parent",
+        test_tier_events.test_a_chain_is_joined_on_its_medium_alone,
+    ),
+    "a page that memory has lost is not told of on disk": Bug(
+        TierEvents,
+        "_follow",
+        "or self._evicted.get(name)",
+        "",
+        test_tier_events.test_a_page_that_was_evicted_before_it_was_written_is_told_when_it_is,
+    ),
+    "what was on disk already is not told": Bug(
+        TierEvents,
+        "stored",
+        "if tier.is_written(page.hash)",
+        "if tier is None",
+        test_tier_events.test_each_tier_tells_what_it_has_of_pages_that_were_in_memory,
+    ),
+    "a removal from disk that was not taken is forgotten": Bug(
+        TierEvents,
+        "_retract",
+        "self._is_behind |= not",
+        "_ =",
+        test_tier_events.test_a_removal_that_is_not_taken_makes_all_begin_again,
+    ),
+    "the tokens of all evicted pages are remembered": Bug(
+        TierEvents,
+        "removed",
+        "len(self._evicted) > self._max_remembered",
+        "False",
+        test_tier_events.test_the_tokens_of_few_evicted_pages_are_remembered,
+    ),
+    "records that are deleted are not told": Bug(
+        Tier,
+        "_forget",
+        "self._listener is not None",
+        "False",
+        test_tier_events.test_records_of_a_tier_that_has_failed_are_removed,
     ),
     "a salt is not told": Bug(
         Batches,
@@ -61,7 +106,7 @@ BUGS = {
     "evictions are not reported": Bug(
         KvEvents,
         "removed",
-        "self._put(hash_)",
+        "self._put(_Told(hash_, medium))",
         "hash_ != b''",
         test_kv_events.test_a_router_loses_what_the_cache_evicts_and_nothing_else,
     ),
