@@ -373,7 +373,11 @@ class Store:
             "SELECT id, touched_at, writer FROM messages WHERE state = ?", (State.WRITING,)
         ).fetchall()
         last = time.time() - _ABANDONED_SECONDS
-        dead = [row["id"] for row in rows if row["touched_at"] < last or _has_ended(row["writer"])]
+        dead = [
+            row["id"]
+            for row in rows
+            if row["touched_at"] < last or _has_ended(row["writer"], row["touched_at"])
+        ]
         with suppress(DiskFull):
             for message_id in dead:
                 with self._write() as db:
@@ -517,11 +521,19 @@ def _require_seen(db: sqlite3.Connection, chat_id: int, seen: SeenLeaf | None) -
         raise StaleWrite(row["leaf_id"])
 
 
-def _has_ended(writer: int | None) -> bool:
-    """True if the process that wrote a message last has ended; False if that is unknown."""
+def _has_ended(writer: int | None, touched_at: float) -> bool:
+    """True if the process that wrote a message last, at this time, has ended; False if that is unknown."""
     import psutil  # imported late, for a fast start
 
-    return writer is not None and not psutil.pid_exists(writer)
+    if writer is None:
+        return False
+    try:
+        # In a container the server after a kill has the process id of the one before.
+        return psutil.Process(writer).create_time() > touched_at
+    except psutil.NoSuchProcess:
+        return True
+    except psutil.Error:  # another user's process
+        return False
 
 
 def title_of(words: str) -> str:

@@ -7,6 +7,7 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from mlxserve.history.chat_file import StoreError
@@ -284,6 +285,23 @@ def test_an_answer_of_a_process_that_has_ended_is_stopped_at_once(store: Store, 
         file.execute("UPDATE messages SET writer = ? WHERE id = ?", (ended.pid, answers[0].id))
     assert store.recover() == 1
     assert [store.message(each.id).state for each in answers] == [State.STOPPED, State.WRITING]
+
+
+def test_an_answer_is_stopped_when_a_later_process_has_its_writers_id(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a container, where each start of a server has the same id."""
+    chat = store.create_chat("One")
+    question = store.add(chat.id, None, Role.USER, "One")
+    with monkeypatch.context() as patch:
+        started = psutil.Process().create_time()
+        patch.setattr(time, "time", lambda: started - 3)
+        before = store.add(chat.id, question.id, Role.ASSISTANT, "Begun", state=State.WRITING)
+    monkeypatch.setattr(time, "time", lambda: started + 3)
+    after = store.add(chat.id, question.id, Role.ASSISTANT, "Begun", state=State.WRITING)
+    assert store.recover() == 1
+    assert store.message(before.id).state is State.STOPPED
+    assert store.message(after.id).state is State.WRITING
 
 
 def test_a_stale_write_changes_nothing(store: Store) -> None:

@@ -272,6 +272,7 @@ def _encoded_state(card: ChatRecord, take: Callable[[], dict[str, Any]] | None) 
 
 def _begun(store: Store, chat: ChatRecord, body: AnswerRequest) -> _Begun:
     """Add the question, if there is one, and the answer. Raises ApiError 400 and StoreError."""
+    store.recover()  # the answer of a server that was killed can be continued
     seen = SeenLeaf(body.leaf_id)
     if body.continues is not None:
         return _continued(store, chat, body, seen)

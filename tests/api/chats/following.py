@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import socket
 import threading
@@ -53,12 +54,12 @@ class Follower:
         fields = dict(line.split(": ", 1) for line in part.split("\n"))
         self.last_id = fields.get("id", self.last_id)
         data = json.loads(fields["data"])
-        if fields["event"] == "state" and data["answer"]:
-            self.blocks = data["answer"]["blocks"]
+        if fields["event"] == "state":
+            self.blocks = copy.deepcopy(data["answer"]["blocks"]) if data["answer"] else []
         if fields["event"] == "round":
             self.blocks = []
         if fields["event"] == "blocks":
-            apply(self.blocks, data["patches"])
+            apply(self.blocks, copy.deepcopy(data["patches"]))
         self.events.append((fields["event"], data))
 
     def of(self, name: str) -> list[Any]:

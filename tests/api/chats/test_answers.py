@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import pytest
 
 from mlxserve.api.access.policy import AccessPolicy
 from mlxserve.api.chats import feed, live_chats
-from mlxserve.history.messages import State
+from mlxserve.history.messages import Role, State
 from mlxserve.history.store import Store
 from mlxserve.request import FinishReason
 from mlxserve.text.deltas import Delta, Usage
@@ -236,6 +238,20 @@ def test_what_is_written_is_on_the_disk_while_it_grows(
     assert disk.recover() == 0, "its server lives"
     chat.release()
     wait_until(lambda: disk.message(answer).state is State.DONE, PATIENCE)
+
+
+def test_an_answer_of_a_server_that_was_killed_is_continued_before_the_chat_is_read(
+    chat: FakeChat, page: httpx.Client, disk: Store, home: Path
+) -> None:
+    """As a page does that was open all the time."""
+    number = made(page)
+    question = disk.add(number, None, Role.USER, "Why?")
+    answer = disk.add(number, question.id, Role.ASSISTANT, "Begun ", state=State.WRITING)
+    with closing(sqlite3.connect(home / "chat.sqlite")) as file, file:
+        file.execute("UPDATE messages SET touched_at = 0 WHERE id = ?", (answer.id,))
+    chat.script = [Delta("and ended.", (69,)), END]
+    asked(page, number, leaf_id=answer.id, continues=answer.id)
+    assert ended(page, number)["messages"][1]["text"] == "Begun and ended."
 
 
 def test_a_server_that_stops_keeps_the_answer_as_stopped(chat: FakeChat, disk: Store) -> None:
