@@ -163,6 +163,40 @@ def test_an_answer_the_sides_and_the_dialogs(
         page.click("#tools-open")
         page.locator(".tool select").first.wait_for()
         judge(seen, "tools")
+        page.keyboard.press("Escape")
+        page.keyboard.press("F1")
+        assert page.locator("#keys").is_visible()
+        judge(seen, "shortcuts")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_each_theme_whatever_the_system_has(
+    chat: FakeChat, start_server: StartServer, visit: Open, judge: Judge, theme: str
+) -> None:
+    call = ToolCallDelta(0, id="call_1", name="s__fails", arguments='{"why": "to see it"}')
+    chat.script = [
+        Delta(ANSWER, (66,), reasoning="Let me see."),
+        Delta("", (67,), (), FinishReason.STOP, Usage(5, 2, 0), tool_calls=(call,)),
+    ]
+    with visit(start_server().url, bypass_csp=True) as seen:
+        page = seen.page
+        seen.until("Ready")
+        page.click("#settings-open")
+        page.select_option("#theme", theme)
+        assert page.evaluate("getComputedStyle(document.documentElement).colorScheme") == theme
+        judge(seen, f"settings, {theme}")
+        page.keyboard.press("Escape")
+        seen.ask("Show me")
+        page.locator("#call").wait_for()
+        judge(seen, f"an answer that asks for a call, {theme}")
+        chat.script = None
+        page.click("#call-once")
+        seen.wait_for_answers(1)
+        page.click(".call summary")
+        judge(seen, f"an answer with a call, {theme}")
+        page.click("#engine-toggle")
+        judge(seen, f"the engine, {theme}")
 
 
 @pytest.mark.long
