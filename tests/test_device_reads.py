@@ -35,11 +35,15 @@ REVIEWED: dict[str, set[str]] = {
         *("cut.starts", "np.flatnonzero(follows) + 1"),
         *("-(-lengths // size)", "follows"),
     },
+    "metal_kernels/replay.py": {"self.table"},
     "metal_kernels/plans.py": {
         "numbers",  # of Python or numpy, on their way to the device
         *("sequences", "tables.query_starts", "tables.context_lens"),
     },
-    "metal_kernels/tables.py": {"breaks", "self.query_starts", "self.context_lens"},
+    "metal_kernels/tables.py": {
+        *("breaks", "self.query_starts", "self.context_lens"),
+        "self.query_starts[sequence:sequence + 2]",
+    },
     "mlxserve/cache/kv.py": {"payload"},
     "mlxserve/model/batch.py": {"chunk.page_table"},
     "mlxserve/model/drafting/draft_pages.py": {

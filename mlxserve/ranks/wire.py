@@ -210,6 +210,7 @@ class _ToldAsk:
     """A worker's stand-in for a Request: images and adapters are refused where there are ranks."""
 
     pictures = ()
+    blocks = ()
     adapter = None
 
 

@@ -57,6 +57,7 @@ EXAMPLES: Mapping[str, Sequence[Json]] = {
     ],
     "FunctionDefinition": [FUNCTION],
     "FunctionTool": [{"type": "function", "function": FUNCTION}, {"type": "web_search"}],
+    "AnswerRequest": [{"parent_id": 1}],
     "ImageFields": [{"name": "x", "url": "data:image/png;base64,AA"}],
     "InputItem": [
         USER,
@@ -76,6 +77,7 @@ EXAMPLES: Mapping[str, Sequence[Json]] = {
 }
 # Something has to be there; a sentence says what.
 NEEDED = {
+    "AnswerRequest": "give a question",
     "AnthropicTool": "needs a `name`",
     "FunctionTool": "needs `function`",
     "PrefixRequest": "give either",

@@ -214,6 +214,7 @@ def test_a_reply_says_why_no_more_of_the_prompt_was_cached(client: openai.OpenAI
         "num_pages": 2,
         "num_tokens": 64,
         "tokens_from_disk": 0,
+        "tokens_from_store": 0,
         "differs_at": 64,
         "reason": "below_one_page",
     }
