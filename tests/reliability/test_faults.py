@@ -184,7 +184,7 @@ def test_the_load_reaches_almost_every_point(num_calls: dict[Point, int]) -> Non
         *("Preemption.preempt_to", "Roster.awaited_guide", "Roster.check", "Roster.park"),
         *("ModelRunner.restart", "ModelRunner.check", "ModelRunner.write"),
         *("ModelRunner.copy_pages", "Transfers.restart"),
-        *("Tier.clear", "Tier.wait"),
+        *("Tier.clear", "Tier.wait", "Tier.report_to"),
         *("Tier.flush", "Engine.idle"),
         *("Transfers.wait", "Transfers.write_idle"),  # when idle
         "ModelRunner.drop",  # of models with recurrent states
