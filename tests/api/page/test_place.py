@@ -347,6 +347,24 @@ def test_the_focus_stays_on_a_message_when_an_answer_ends(
         assert seen.texts == ["one", "Hello", "two", "Begun ended"]
 
 
+def test_a_question_typed_before_the_reply_to_the_last_one_is_asked(
+    chat: FakeChat, start_server: StartServer, visit: Open
+) -> None:
+    """An answer may end before the page has the reply to its question."""
+    held: list[Any] = []
+    with visit(start_server().url) as seen:
+        seen.until("Ready")
+        seen.page.route("**/answers", lambda route: held.append((route, route.fetch())), times=1)
+        seen.ask("one")
+        seen.wait_for_answers(1)
+        seen.ask("two")
+        seen.until_text("#queue", "two")
+        [(route, reply)] = held
+        route.fulfill(response=reply)
+        seen.wait_for_answers(2)
+        assert seen.texts == ["one", "Hello", "two", "Hello"]
+
+
 def test_a_stored_text_is_plain_until_the_server_has_parsed_it(
     chat: FakeChat, start_server: StartServer, visit: Open
 ) -> None:

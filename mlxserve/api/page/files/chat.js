@@ -313,6 +313,7 @@ async function begin(body, asked = null, isTyped = false) {
   if (open !== chat) return;
   if (isTyped) toEnd();
   onSaved();
+  askNext(); // the answer may have ended before the reply to its question
 }
 
 async function created(open, text) {
@@ -341,11 +342,15 @@ function ended(message) {
   }
   drawChat();
   $("announce").textContent = message.state === "done" ? "Answer: " + wordsOf(elementOf(message)) : "The answer ended: " + message.state;
-  if (message.state === "done" || message.state === "cut") {
-    const next = queue.shift();
-    drawQueue();
-    if (next !== undefined) ask(next, false); // sent some time ago: the reader stays
-  } else returnQueue();
+  askNext();
+}
+
+function askNext() { // what was queued, once the answer before it is there
+  if (!queue.length || chat.writing || asking) return;
+  if (refused || !["done", "cut"].includes(chat.leaf?.state)) { returnQueue(); return; }
+  const next = queue.shift();
+  drawQueue();
+  ask(next, false); // sent some time ago: the reader stays
 }
 
 function wordsOf(shown) { // without the bars above code
