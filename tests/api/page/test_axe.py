@@ -124,7 +124,7 @@ def test_a_model_that_is_offered_and_its_download(
             ("failed", "Try again"),
         ):
             found["data"] = [] if state == "offered" else [{**card, "state": state}]
-            seen.page.reload()
+            seen.reload()
             seen.until_text(".offer button", button)
             judge(seen, f"a download that is {state}")
 

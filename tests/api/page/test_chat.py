@@ -282,7 +282,7 @@ def test_a_reload_loses_nothing_and_chats_are_found_renamed_and_deleted(
         page.wait_for_function("() => location.hash")
         seen.until_text("#chat-list .open", "About walruses")
         page.fill("#text", "a draft")
-        page.reload()
+        seen.reload()
         page.wait_for_selector(".assistant")
         assert seen.texts == ["About walruses", "Hello"]
         assert page.input_value("#text") == "a draft"
@@ -330,7 +330,7 @@ def test_the_browser_asks_before_it_loses_a_question_on_its_way(
         held[0].continue_()
         seen.wait_for_answers(1)
         page.wait_for_function("() => document.getElementById('send').textContent === 'Send'")
-        page.reload()
+        seen.reload()
         page.wait_for_selector(".assistant")
         assert asked == ["beforeunload"], "what the server has is left without a question"
         assert seen.texts == ["About walruses", "Hello"]
@@ -365,7 +365,7 @@ def test_images_are_chosen_pasted_shown_sent_and_kept(
         assert text == {"type": "text", "text": "Look"}
         assert page.locator(".user .images img").count() == 2
         page.wait_for_function("() => location.hash")  # the server has the question's images
-        page.reload()
+        seen.reload()
         seen.wait_for_answers(1)
         page.wait_for_function(
             "() => [...document.querySelectorAll('.user img')].map((one) => one.naturalWidth).join() === '24,2048'"
@@ -425,7 +425,7 @@ def test_documents_are_read_by_the_server_shown_sent_and_kept(
         assert "café" in first["content"]
         assert question["content"] == "When?"
         page.wait_for_function("() => location.hash")  # the server has the question's documents
-        page.reload()
+        seen.reload()
         seen.wait_for_answers(1)
         assert page.locator(".user .document").all_inner_texts() == ["a.pdf", "old.txt"]
         seen.ask("And then?")

@@ -53,7 +53,7 @@ def test_a_model_is_downloaded_paused_resumed_and_answers(
         page.wait_for_function("() => document.querySelector('.offer progress')?.value > 0")
         page.click("text=Pause")
         seen.until_text(".offer", "Paused")
-        page.reload()
+        seen.reload()
         seen.until_text(".offer", "Paused")
         hub.resume.set()
         page.click("text=Resume")

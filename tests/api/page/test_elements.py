@@ -108,7 +108,7 @@ def shown(seen: Visit, nodes: list[Any]) -> None:
     seen.until("Ready")
     seen.ask("Show me")
     seen.wait_for_answers(1)
-    seen.page.reload()
+    seen.reload()
 
 
 def test_every_element_of_an_answer_is_visible(

@@ -75,7 +75,7 @@ def test_two_pages_show_one_answer_which_ends_whole_without_the_page_that_asked(
             asks.until_text(".assistant .body", "Begun")
             open_first(stays)
             stays.until_text(".assistant .body", "Begun")
-            asks.page.reload()
+            asks.reload()
             asks.until_text(".assistant .body", "Begun")
         chat.release()
         stays.wait_for_answers(1)

@@ -51,6 +51,6 @@ def test_sharing_leaves_the_owner_their_page_and_a_colleague_another(
             theirs.until_text("#chat-list .open", "About a colleague")
             assert theirs.page.locator("#chat-list .open").count() == 1
             theirs.until_text("#refused", "admin keys only")
-        mine.page.reload()
+        mine.reload()
         mine.until_text("#chat-list .open", "From the terminal")
         assert mine.page.locator("#chat-list .open").count() == 2

@@ -381,7 +381,7 @@ def test_a_stored_text_is_plain_until_the_server_has_parsed_it(
             "whole as soon as it ends"
         )
         page.route("**/api/v1/render", lambda route: held.append(route))
-        page.reload()
+        seen.reload()
         wait_until(lambda: page.title() and held)  # each look lets Playwright hear the browser
         assert page.inner_text(".assistant .body") == "**Bold** and the rest"
         held[0].continue_()

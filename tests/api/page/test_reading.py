@@ -117,10 +117,10 @@ def test_the_engine_is_closed_for_a_first_visitor_and_stays_as_it_was_left(
         assert seen.page.locator("#engine").is_hidden()
         seen.page.click("#engine-toggle")
         seen.page.locator("#engine").wait_for()
-        seen.page.reload()
+        seen.reload()
         seen.page.locator("#engine").wait_for()
         seen.page.click("#engine-toggle")
-        seen.page.reload()
+        seen.reload()
         seen.until("Ready")
         assert seen.page.locator("#engine").is_hidden()
 
@@ -135,7 +135,7 @@ def test_a_theme_is_chosen_over_that_of_the_system(start_server: StartServer, vi
         page.select_option("#theme", "dark")
         dark = page.evaluate(back)
         assert dark != light
-        page.reload()
+        seen.reload()
         page.wait_for_function(f"dark => {back} === dark", arg=dark)
         page.emulate_media(color_scheme="dark")
         page.click("#settings-open")
@@ -180,7 +180,7 @@ def test_copying_works_on_plain_http(
         page.add_init_script(
             "Object.defineProperty(Navigator.prototype, 'clipboard', { get: () => undefined })"
         )
-        page.reload()
+        seen.reload()
         seen.until("Ready")
         seen.ask("one")
         seen.wait_for_answers(1)

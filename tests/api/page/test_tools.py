@@ -64,7 +64,7 @@ def test_a_call_is_confirmed_made_shown_folded_and_told_to_the_model(
         assert [one["role"] for one in last.messages] == ["user", "assistant", "tool"]
         assert last.messages[-1]["content"] == "42"
         assert "s__add" in {tool["function"]["name"] for tool in last.tools}
-        seen.page.reload()  # the call is kept with its chat, and sent with the next question
+        seen.reload()  # the call is kept with its chat, and sent with the next question
         seen.until_text(".call summary", "s__add")
         seen.ask("And?")
         seen.wait_for_answers(2)

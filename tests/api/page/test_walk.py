@@ -167,7 +167,7 @@ def test_a_chat_with_a_key_goes_on_after_a_restart_and_a_reload(
             seen.until("does not answer")
             with served(tmp_path / "two", "--port", port, *flags, env=env):
                 seen.until("Ready")
-                seen.page.reload()
+                seen.reload()
                 seen.page.wait_for_selector(".assistant")
                 assert seen.texts == before
                 seen.ask("What is a page?")

@@ -39,6 +39,11 @@ class Visit:
     def wait_for_answers(self, count: int) -> None:
         self.page.wait_for_function(f"count => {_NUM_ANSWERED} >= count", arg=count)
 
+    def reload(self) -> None:
+        """Reload once no question is on its way, or the browser would ask whether to lose it."""
+        self.page.wait_for_function("() => document.getElementById('composer').ariaBusy !== 'true'")
+        self.page.reload()
+
     def until(self, state: str) -> None:
         self.page.wait_for_function(
             "words => document.getElementById('state').textContent.includes(words)", arg=state

@@ -268,6 +268,7 @@ function drawQueue() {
   $("queue").hidden = !queue.length;
   $("queue").replaceChildren(...queue.map(({ text }, number) => element("li", "", "Next: " + text.slice(0, 80) + " ",
     button("Remove", () => { queue.splice(number, 1); drawQueue(); }, "Remove this message"))));
+  $("composer").ariaBusy = String(asking > 0);
   $("stop").hidden = !isBusy;
   $("send").textContent = isBusy ? "Queue" : "Send";
 }
