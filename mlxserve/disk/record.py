@@ -32,7 +32,7 @@ HEADER_SIZE = _HEADER.size
 
 
 class UnsoundRecord(Exception):
-    """What was read is not what was written under this name."""
+    """Raised if what was read is not what was written under this name."""
 
 
 class Unreachable(OSError):
@@ -61,7 +61,7 @@ class Watcher(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Wording:
-    """How warnings name a tier, its place, and the options that bound it."""
+    """Says how warnings name a tier, its place, and the options that bound it."""
 
     name: str = "disk cache"
     thread: str = "mlxserve-disk"

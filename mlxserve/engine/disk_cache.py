@@ -121,7 +121,7 @@ class DiskCache:
         return any(record in unwritten for unwritten in self._open(kind))
 
     def _open(self, kind: str) -> list[Unwritten]:
-        """What is unwritten in the tiers; of several, those that accept records now."""
+        """Return what is unwritten in the tiers; of several, in those that accept records now."""
         each = self._unwritten[kind]
         return each if len(each) == 1 else [one for one in each if one.tier.accepts]
 

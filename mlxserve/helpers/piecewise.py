@@ -89,7 +89,7 @@ class Piecewise:
 
 @dataclass(slots=True)
 class _Progress:
-    """How far the pieces of one request are."""
+    """Counts which pieces of one request are done, and the seconds that it has left."""
 
     pieces: Sequence[Any]
     seconds_left: float

@@ -28,7 +28,7 @@ _MAX_PROBLEMS = 20  # described ones
 
 @dataclass(slots=True)
 class ImportReport:
-    """What became of the chats of a file."""
+    """Counts what became of the chats of a file."""
 
     num_imported: int = 0
     num_present: int = 0  # chats that were in the store already

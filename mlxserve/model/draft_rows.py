@@ -218,7 +218,7 @@ class ModuleCall:
 
 
 class _Active(threading.local):
-    """What this thread's modules are called for."""
+    """Holds what this thread's modules are called for."""
 
     call: ModuleCall | None = None
     compared: list[mx.array] | None = None

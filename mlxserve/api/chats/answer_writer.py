@@ -63,7 +63,7 @@ Messages = list[dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """What all answers of a server use."""
+    """Holds the services that all answers of a server use."""
 
     requests: InProcess
     stores: ChatStores
@@ -74,7 +74,7 @@ class Services:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerOrder:
-    """What was asked, and by whom.
+    """Says what was asked, and by whom.
 
     owner: the owner of the chat, as in `ChatStores`
     client: the client in whose turn the work is done
@@ -371,7 +371,7 @@ class AnswerWriter:
 
 
 class _Published:
-    """What the followers of an answer have of it."""
+    """Tracks what the followers of an answer have of it."""
 
     def __init__(self, renderer: Renderer, answer: GrowingAnswer) -> None:
         self._renderer = renderer

@@ -20,14 +20,14 @@ def sent_form(message: StoredMessage) -> dict[str, Any]:
 
 
 def event_form(message: StoredMessage) -> dict[str, Any]:
-    """A message for an event; a large one is named, to be read with the chat."""
+    """Return a message for an event; a large one is only named, to be read with the chat."""
     if message.num_characters > MAX_IN_EVENT:
         return {"id": message.id, "is_left_out": True}
     return sent_form(message)
 
 
 def end_form(message: StoredMessage, cuts: str) -> dict[str, Any]:
-    """How an answer ended, without its text, which followers have.
+    """Return how an answer ended, without its text, which followers have.
 
     cuts: which parts of documents were not read
     """

@@ -32,7 +32,7 @@ TEXT = (
 
 
 class ReadText(NamedTuple):
-    """What a model computes of a text.
+    """Holds what a model computes of a text.
 
     tokens  (1, T)
     best    (T,): its own best next tokens
