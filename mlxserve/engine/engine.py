@@ -253,7 +253,7 @@ class Engine:
             outputs = self._scheduler.update(unread.chunks, sampled)
         except BaseException:
             # A call that fails here ends no request if the audit finds nothing wrong.
-            self._keep(self._scheduler.commit.outputs)
+            self._keep(self._scheduler.commit.take_unreturned())
             raise
         self._has_read = True
         return outputs

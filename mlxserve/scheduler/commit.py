@@ -42,7 +42,8 @@ class Commit:
         self._admission = admission
         self._drafts = drafts
         self._stats = stats
-        self.outputs: list[Output] = []  # of the last update, as far as it came
+        # Of an update that failed, as far as it came.
+        self._unreturned: list[Output] = []
         # The request whose result is being committed: what fails meanwhile may lose a token of it.
         self.under_way: LiveRequest | None = None
 
@@ -50,8 +51,8 @@ class Commit:
         self, chunks: Sequence[Chunk], sampled: Sequence[Sampled | None], now: int
     ) -> list[Output]:
         """Commit a step as `Scheduler.update` does, before step number `now + 1`."""
+        outputs = self._unreturned = []
         self._tables.step_read()
-        outputs = self.outputs = []
         guided: list[LiveRequest] = []
         for chunk, result in zip(chunks, sampled, strict=True):
             self.under_way = request = chunk.request
@@ -73,6 +74,12 @@ class Commit:
         self._tables.release_unused()
         if guided:
             _ask_guides(guided)
+        self._unreturned = []
+        return outputs
+
+    def take_unreturned(self) -> list[Output]:
+        """Return, once, the outputs that the last `update` committed before it failed."""
+        outputs, self._unreturned = self._unreturned, []
         return outputs
 
     def _commit_fully(self, chunk: Chunk, result: Sampled | None, now: int) -> list[Output]:

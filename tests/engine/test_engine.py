@@ -176,6 +176,26 @@ def test_what_was_committed_before_a_call_failed_is_returned(
     assert tokens == [(7,)] * 6
 
 
+def test_an_output_is_not_returned_again_where_the_next_commit_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Neither where nothing of it began, nor where it failed before its first token."""
+    for owner, method in ((Scheduler, "update"), (PageTables, "step_read")):
+        engine, _ = build()
+        engine.add(request("a", 5, max_tokens=6))
+        tokens = [output for _ in range(3) for output in engine.step()]
+        assert len(tokens) == 2
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, method, raise_planted)
+            with pytest.raises(OSError, match="planted"):
+                engine.step()
+        assert engine.restart() == []
+
+
+def raise_planted(*_: object) -> None:
+    raise OSError("planted")
+
+
 def test_pages_are_copied_before_the_step_that_writes_to_the_copies() -> None:
     engine, runner = build()
     leader = request("a", 5, max_tokens=2)

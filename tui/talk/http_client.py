@@ -12,7 +12,8 @@ class ClosingClient(httpx.AsyncClient):
     """httpx's client, but `aclose` ends its requests too.
 
     httpx forgets a connection that is being opened at that moment, and it stays open for good. A
-    request that is sent while the client closes raises ReadError. Use from one event loop only.
+    request that is sent while the client closes, or afterwards, raises ReadError. Use from one event
+    loop only.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -21,6 +22,9 @@ class ClosingClient(httpx.AsyncClient):
         self._is_closing = False
 
     async def send(self, request: httpx.Request, **options: Any) -> httpx.Response:
+        if self._is_closing:
+            # httpx raises RuntimeError, which no reader that tries again expects.
+            raise httpx.ReadError("The client is closed.", request=request)
         sending = asyncio.create_task(super().send(request, **options), name="send")
         self._sending.add(sending)
         try:

@@ -46,7 +46,7 @@ async def test_a_request_of_any_age_ends_with_its_client(turns: int, patience: f
         for _ in range(turns):
             await asyncio.sleep(0)
         await client.aclose()
-        with contextlib.suppress(httpx.ReadError, RuntimeError):
+        with contextlib.suppress(httpx.ReadError):
             assert (await asking).text == "ok"
 
 
@@ -77,3 +77,11 @@ async def test_replies_are_read_as_ever(patience: float) -> None:
         for _ in range(2):
             async with client.stream("GET", "/") as reply:
                 assert await reply.aread() == b"ok"
+
+
+async def test_a_closed_client_refuses_as_one_that_closes() -> None:
+    """The page map was asked for just after the terminal's end, and httpx's RuntimeError was shown."""
+    client = ClosingClient(base_url="http://127.0.0.1:9")
+    await client.aclose()
+    with pytest.raises(httpx.ReadError, match="is closed"):
+        await client.get("/")
