@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mlxserve.engine.engine import Engine
+from mlxserve.scheduler.commit import Commit
 from tests.engine import test_engine
 from tests.mutation.bug import Bug
 
@@ -17,6 +18,13 @@ FOUND: dict[str, Bug] = {
         " if output.finish_reason",
         "",
         test_engine.test_an_abort_that_failed_half_way_is_found_though_a_token_was_read_early,
+    ),
+    "return what the commit before gave once more": Bug(
+        Commit,
+        "update",
+        "_ask_guides(guided)\n    self._unreturned = []",
+        "_ask_guides(guided)",
+        test_engine.test_an_output_is_not_returned_again_where_the_next_commit_fails,
     ),
 }
 
