@@ -62,10 +62,11 @@ def test_without_metal_the_backend_that_computes_there_is_checked() -> None:
 @pytest.mark.usefixtures("mac")
 def test_on_metal_speeds_and_the_gain_of_page_writes_are_reported() -> None:
     lines = {finding.name: finding.value for finding in check_kernels()}
-    assert list(lines) == [*NAMES, "decode reads", "page writes"]
+    assert list(lines) == [*NAMES, "decode reads", "page writes", "long chunks"]
     assert lines["float16 ops"].startswith("on Metal: ")
     assert "GB/s of keys and values" in lines["decode reads"]
     assert "times" in lines["page writes"]
+    assert "nothing was timed on this machine yet" in lines["long chunks"]
 
 
 @pytest.mark.usefixtures("mac")
