@@ -7,6 +7,7 @@ attend over the pages that it names. All arrays belong to the engine's thread.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass
@@ -145,9 +146,11 @@ class KVPool:
         """Audit that every array has all backed pages, or more. Raises AssertionError."""
         assert self.num_backed <= self.num_pages, "more pages have memory than there are"
         for keys, values, spec in zip(self._keys, self._values, self.specs, strict=True):
-            for array, width in zip((keys, values), spec.row_widths, strict=True):
-                wanted = self.num_backed * self.page_size * spec.kv_heads * width
-                assert array.size >= wanted, "an array of the cache has fewer pages than it should"
+            for array in (keys, values):
+                num_pages = self._num_pages_of(array, spec)
+                assert num_pages >= self.num_backed, (
+                    "an array of the cache has fewer pages than it should"
+                )
 
     def with_arrays(self, arrays: Sequence[mx.array], backend: Backend) -> KVPool:
         """Return a pool of the same layers over other arrays, in the order of `arrays()`, for one step."""
@@ -250,13 +253,14 @@ class KVPool:
     def _pages_of(self, layer: int) -> tuple[int, int]:
         """Return the numbers of pages that the layer's arrays of keys and of values have memory for."""
         spec = self.specs[layer]
-        keys, values = (
-            array.size // (self.page_size * spec.kv_heads * width)
-            for array, width in zip(
-                (self._keys[layer], self._values[layer]), spec.row_widths, strict=True
-            )
+        return (
+            self._num_pages_of(self._keys[layer], spec),
+            self._num_pages_of(self._values[layer], spec),
         )
-        return keys, values
+
+    def _num_pages_of(self, array: mx.array, spec: LayerSpec) -> int:
+        """Return how many pages an array has. Its rows may be empty: an index over keys has no values."""
+        return math.prod(array.shape[:-1]) // (self.page_size * spec.kv_heads)
 
     def shrink(self, num_pages: int) -> None:
         """Free the memory beyond the first `num_pages` pages, between the launches of two steps.
@@ -304,8 +308,7 @@ class KVPool:
         self.num_backed = num_pages
 
     def _resized(self, array: mx.array, layer: int, num_pages: int) -> mx.array:
-        spec = self.specs[layer]
-        if array.size == num_pages * self.page_size * spec.kv_heads * array.shape[-1]:
+        if self._num_pages_of(array, self.specs[layer]) == num_pages:
             return array  # grown ahead
         return self.backends[layer].resize_pool(array, num_pages, self.page_size)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import mlx.core as mx
 import numpy as np
@@ -134,6 +135,19 @@ def test_a_larger_pool_keeps_pages_bit_by_bit_and_a_smaller_one_none(
     assert kv.read_units(range(3)) == [blank] * 3
     assert kv.nbytes == kv.nbytes_of(3)
     kv.check()
+
+
+def test_a_layer_without_values_is_resized_like_any_other() -> None:
+    """As an index over keys has none: its array of values has pages, and no bytes."""
+    specs = [LayerSpec(kv_heads=1, key_dim=8, value_dim=0, dtype=mx.float32)]
+    kv = KVPool(specs, 4, 16, select_backend("cpu"), num_backed=2)
+    for resize in (partial(kv.back, 4), partial(kv.resize, 9), partial(kv.shrink, 6)):
+        resize()
+        kv.check()
+        slots = np.arange(kv.num_backed * 16, dtype=np.int32)
+        step = StepLayout(mx.array(slots), slots, 0, None, None)
+        kv.write(0, *rows(len(slots), specs[0], seed=3), step)
+    assert kv.num_backed == 6
 
 
 @BACKENDS
