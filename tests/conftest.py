@@ -447,14 +447,19 @@ def on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "is_metal", lambda: False)
 
 
-@pytest.fixture
-def unhurried_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The disk cache of this process writes and reads everything, however slow the disk is."""
+def be_patient_with_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the disk cache of this process write and read everything, however slow the disk is."""
     monkeypatch.setattr("mlxserve.engine.transfers.CLOSING_SECONDS", 300.0)
     monkeypatch.setattr("mlxserve.disk.tier.STALL_SECONDS", 300.0)
     monkeypatch.setattr("mlxserve.engine.disk_cache.DiskCache.pays", lambda *_: True)
     monkeypatch.setattr("mlxserve.engine.disk_cache.DiskCache.store_pays", lambda *_: True)
     monkeypatch.setattr("mlxserve.engine.disk_cache.DiskCache.patience", lambda *_: 300.0)
+
+
+@pytest.fixture
+def unhurried_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk cache of this process writes and reads everything, however slow the disk is."""
+    be_patient_with_the_disk(monkeypatch)
 
 
 @pytest.fixture

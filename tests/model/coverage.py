@@ -16,7 +16,7 @@ import re
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ FILES = {
     "mlx-lm": Path(__file__).with_name("architectures.json"),
     "mlx-vlm": Path(__file__).with_name("architectures_of_mlx_vlm.json"),
 }
+CONDITIONS = Path(__file__).with_name("conditions.json")
 PAGE = ROOT / "docs" / "models.md"
 _TITLES = {"mlx-lm": "mlx-lm", "mlx-vlm": "mlx-vlm, of kinds that mlx-lm does not have"}
 BEGIN, END = "<!-- computed: python -m tests.model.coverage -->", "<!-- end -->"
@@ -101,29 +102,35 @@ def outcome(library: str, name: str, row: Row) -> Row:
         return {"refused": str(error)}
 
 
-def _child() -> None:
-    """Outcomes of the definitions named on stdin, one on each line of stdout."""
-    machine.import_mlx_lm()
+def answer_lines(outcome_of: Callable[[str, str], Row]) -> None:
+    """Write the outcomes of the definitions that stdin names, one on each line of stdout."""
     for line in sys.stdin:
         library, name = json.loads(line)
-        try:
-            found = outcome(library, name, rows(library)[name])
-        except Exception as error:  # noqa: BLE001 - whatever a definition raises is what is wanted
-            found = {"wrong": f"{type(error).__name__}: {error}"}
-        sys.stdout.write(json.dumps(found) + "\n")
+        sys.stdout.write(json.dumps(outcome_of(library, name)) + "\n")
         sys.stdout.flush()
 
 
-class Children:
-    """Runs definitions in a process, and in a new one after one that ended it."""
+def _outcome_of(library: str, name: str) -> Row:
+    try:
+        return outcome(library, name, rows(library)[name])
+    except Exception as error:  # noqa: BLE001 - whatever a definition raises is what is wanted
+        return {"wrong": f"{type(error).__name__}: {error}"}
 
-    def __init__(self) -> None:
+
+class Children:
+    """Runs definitions in a process, and in a new one after one that ended it.
+
+    command: of a process that calls `answer_lines`
+    """
+
+    def __init__(self, command: Sequence[str] = _CHILD) -> None:
+        self._command = command
         self._process: subprocess.Popen[str] | None = None
 
     def outcome(self, library: str, name: str) -> Row:
         if self._process is None:
             self._process = subprocess.Popen(
-                _CHILD, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+                self._command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
             )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -152,7 +159,26 @@ class Children:
 
 def section() -> str:
     """The part of docs/models.md that lists what was found."""
-    return "\n\n".join(text for library, title in _TITLES.items() for text in _of(library, title))
+    parts = [_in_conditions()]
+    parts += [text for library, title in _TITLES.items() for text in _of(library, title)]
+    return "\n\n".join(parts)
+
+
+def _in_conditions() -> str:
+    """Count what came of the definitions in every condition."""
+    lines = [
+        "| In all eight conditions | Configurations | Right | Refused, with a reason | Not compared | Wrong |",
+        "|---|---|---|---|---|---|",
+    ]
+    for library, found in json.loads(CONDITIONS.read_text(encoding="utf-8")).items():
+        counts = [
+            sum(kind in row for row in found.values())
+            for kind in ("right", "refused", "uncompared", "wrong")
+        ]
+        lines.append(
+            f"| {_TITLES[library]} | {len(found)} | " + " | ".join(map(str, counts)) + " |"
+        )
+    return "\n".join(lines)
 
 
 def _of(library: str, title: str) -> Iterator[str]:
@@ -208,7 +234,8 @@ def _write(library: str, found: Mapping[str, Row]) -> None:
 
 def main(arguments: list[str]) -> None:
     if arguments == ["child"]:
-        _child()
+        machine.import_mlx_lm()
+        answer_lines(_outcome_of)
         return
     children = Children()
     for library in FILES if arguments != ["docs"] else ():
