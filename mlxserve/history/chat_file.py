@@ -79,6 +79,12 @@ MIGRATIONS: tuple[str, ...] = (
     "ALTER TABLE messages ADD COLUMN accepted_tokens INTEGER;",
     # The process that wrote a message last: an answer of one that has ended is not being written.
     "ALTER TABLE messages ADD COLUMN writer INTEGER;",
+    """
+    ALTER TABLE chats ADD COLUMN folder TEXT NOT NULL DEFAULT '';
+    ALTER TABLE chats ADD COLUMN is_pinned INTEGER NOT NULL DEFAULT 0;
+    CREATE INDEX chats_by_pin ON chats(is_pinned, updated_at);
+    CREATE INDEX chats_by_folder ON chats(folder) WHERE folder != '';
+    """,
 )
 
 

@@ -47,6 +47,7 @@ def as_json(chat: ChatRecord, path: Sequence[StoredMessage]) -> str:
     content = {
         "title": chat.title,
         "created_at": datetime.fromtimestamp(chat.created_at).astimezone().isoformat(),
+        **_placed(chat),
         "messages": wire_messages(path, chat.system),
     }
     return json.dumps(content, ensure_ascii=False, indent=2) + "\n"
@@ -60,9 +61,16 @@ def as_whole(chat: ChatRecord, messages: Sequence[StoredMessage]) -> str:
         "updated_at": chat.updated_at,
         "leaf_id": chat.leaf_id,
         "system": chat.system,
+        **_placed(chat),
         "messages": [_whole_message(message) for message in messages],
     }
     return json.dumps(content, ensure_ascii=False)
+
+
+def _placed(chat: ChatRecord) -> dict[str, Any]:
+    """Return where the chat stands in the list, for one that was put there."""
+    placed = {"folder": chat.folder, "is_pinned": chat.is_pinned}
+    return {name: value for name, value in placed.items() if value}
 
 
 def _whole_message(message: StoredMessage) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from mlxserve.history.calls import CallRecord, CallState, ToolRound
+from mlxserve.history.folders import BadFolderName, folder_name
 from mlxserve.history.messages import AnswerStats, ChatRecord, Role, State, StoredMessage
 from mlxserve.history.picture import MAX_DOCUMENT, KeptImage
 from mlxserve.system.well_formed import well_formed
@@ -37,7 +38,9 @@ _THINKING = re.compile(
     r'<details type="reasoning"[^>]*+>\s*+(?:<summary>[^<]*+</summary>)?(.*?)</details>\s*+', re.S
 )
 _MAX_SECONDS = 1e11  # of a time; larger numbers are milliseconds
-_IMAGES, _OUTPUTS, _FILES = "images", "calls of tools", "files"  # what is left out
+# What is left out.
+_IMAGES, _OUTPUTS, _FILES = "images", "calls of tools", "files"
+_FOLDERS = "names of folders"
 
 
 class ImportRefused(ValueError):
@@ -124,7 +127,12 @@ def _chatgpt(chat: Mapping[str, Any]) -> ImportedChat:
         shown = _chatgpt_message(message, role, text) if is_shown else None
         nodes[key] = _Node(node.get("parent"), shown, thinking)
         left_out[_OUTPUTS] += role == "tool" and bool(text)
-    return _made(chat, nodes, chat.get("current_node"), left_out, system=system)
+    # A project is a folder, of which a chat has only the id.
+    left_out[_FOLDERS] += str(chat.get("gizmo_id")).startswith("g-p-")
+    is_pinned = chat.get("is_starred") is True or bool(chat.get("pinned_time"))
+    return _made(
+        chat, nodes, chat.get("current_node"), left_out, system=system, is_pinned=is_pinned
+    )
 
 
 def _chatgpt_text(message: Mapping[str, Any], left_out: Counter[str]) -> tuple[str, str]:
@@ -174,7 +182,11 @@ def _open_webui(chat: Mapping[str, Any]) -> ImportedChat:
         nodes[key] = _Node(message.get("parentId"), _open_webui_message(message, left_out))
     params = _object(chat.get("params"), "params")
     system = _text(params.get("system") or chat.get("system"), "system")
-    return _made(chat, nodes, history.get("currentId"), left_out, system=system)
+    left_out[_FOLDERS] += bool(chat.get("folder_id"))  # of the folder it has only the id
+    is_pinned = chat.get("pinned") is True
+    return _made(
+        chat, nodes, history.get("currentId"), left_out, system=system, is_pinned=is_pinned
+    )
 
 
 def _open_webui_message(message: Mapping[str, Any], left_out: Counter[str]) -> StoredMessage | None:
@@ -211,7 +223,18 @@ def _own(chat: Mapping[str, Any]) -> ImportedChat:
         nodes[_expect(message.get("id"), int, "id")] = _Node(
             message.get("parent_id"), _own_message(message, left_out)
         )
-    return _made(chat, nodes, chat.get("leaf_id"), left_out)
+    return _made(chat, nodes, chat.get("leaf_id"), left_out, **_place(chat))
+
+
+def _place(chat: Mapping[str, Any]) -> dict[str, Any]:
+    """Return where a chat of ours stands in the list."""
+    is_pinned = chat.get("is_pinned", False)
+    if not isinstance(is_pinned, bool):
+        raise ImportRefused(f"has a wrong value in 'is_pinned': {str(is_pinned)[:40]!r}")
+    try:
+        return {"folder": folder_name(_text(chat.get("folder"), "folder")), "is_pinned": is_pinned}
+    except BadFolderName as error:
+        raise ImportRefused(f"has a wrong value in 'folder': {error}") from error
 
 
 def _own_message(message: Mapping[str, Any], left_out: Counter[str]) -> StoredMessage:
@@ -287,7 +310,7 @@ def _request(chat: Mapping[str, Any]) -> ImportedChat:
             rounds = []
     if rounds:
         _append(nodes, replace(_stored(Role.ASSISTANT, ""), rounds=tuple(rounds)))
-    return _made(chat, nodes, len(nodes), left_out, system=system)
+    return _made(chat, nodes, len(nodes), left_out, system=system, **_place(chat))
 
 
 def _append(nodes: dict[object, _Node], message: StoredMessage) -> None:
@@ -326,6 +349,8 @@ def _made(
     left_out: Counter[str],
     *,
     system: str = "",
+    folder: str = "",
+    is_pinned: bool = False,
 ) -> ImportedChat:
     """Make the chat of a tree. Nodes that are not shown leave their children to their parents."""
     messages: list[StoredMessage] = []
@@ -354,6 +379,8 @@ def _made(
     record = ChatRecord(
         id=0,
         title=_text(chat.get("title"), "title"),
+        folder=folder,
+        is_pinned=is_pinned,
         created_at=begun,
         updated_at=changed or max(each.created_at for each in messages),
         leaf_id=last,

@@ -121,6 +121,8 @@ class ChatRecord:
     updated_at: float
     leaf_id: int | None = None  # the last message of the branch shown last
     system: str = ""  # the system prompt
+    folder: str = ""  # its folder's name; empty: in none
+    is_pinned: bool = False
     left_out: LeftOut | None = None
 
     @property

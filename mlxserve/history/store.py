@@ -14,21 +14,15 @@ import re
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TypeVar
 
 from mlxserve.history import search_index
 from mlxserve.history.calls import rounds_of, rounds_text
-from mlxserve.history.chat_file import (
-    DiskFull,
-    StoreError,
-    is_full,
-    not_saved,
-    open_file,
-    open_memory,
-)
+from mlxserve.history.chat_file import DiskFull, StoreError, open_file, open_memory
+from mlxserve.history.folders import folder_name, same_folder
 from mlxserve.history.messages import (
     AnswerStats,
     ChatRecord,
@@ -39,7 +33,8 @@ from mlxserve.history.messages import (
     Version,
 )
 from mlxserve.history.picture import KeptImage, as_text, from_text
-from mlxserve.history.reserve import SCARCE, Reserve, empty_log
+from mlxserve.history.reserve import SCARCE, Reserve
+from mlxserve.history.transactions import DELETED, Transactions
 from mlxserve.system.terminal_text import one_line
 
 T = TypeVar("T")
@@ -53,11 +48,10 @@ _UNTITLED = "New chat"
 _MARKS = re.compile(r"^\s*(?:```.*|~~~.*|#{1,6}\s+|>\s?|[-*+]\s+)|`+|\*\*")
 REQUESTED = "requested:"  # setting prefix, before a served model's name: the name that requested it
 # Columns whose values are those of the fields of the same name.
-_OF_CHAT = ("id", "title", "created_at", "updated_at", "leaf_id", "system")
+_OF_CHAT = ("id", "title", "created_at", "updated_at", "leaf_id", "system", "folder")
 _OF_MESSAGE = ("id", "chat_id", "parent_id", "text", "thinking", "error", "model", "created_at")
 _DRAFT = "draft:"  # setting prefix, before a chat's id: the text that was not sent yet
 _STATS = [field.name for field in fields(AnswerStats)]  # columns of a message's statistics
-_DELETED = "This chat was deleted. Start a new one with Ctrl+N."
 # Shorter words contain no trigram and are searched without the index.
 _TRIGRAM_SIZE = 3
 
@@ -91,13 +85,8 @@ class SearchHit:
     excerpt: str
 
 
-class Store:
+class Store(Transactions):
     """The chats in one file. Use from one thread at a time, and close at the end."""
-
-    def __init__(self, connection: sqlite3.Connection, reserve: Reserve | None = None) -> None:
-        """reserve: room on the disk for deleting; None without a file."""
-        self._db = connection
-        self._reserve = reserve
 
     @classmethod
     def open(cls, path: Path, max_bytes: int | None = None) -> Store:
@@ -156,9 +145,11 @@ class Store:
                 "SELECT 1 FROM chats WHERE title = ? AND created_at = ?", same
             ).fetchone():
                 return None
+            placed = (_known_folder(db, chat.folder, None), chat.is_pinned)
             chat_id = db.execute(
-                "INSERT INTO chats(title, created_at, updated_at, system) VALUES (?, ?, ?, ?)",
-                (*same, chat.updated_at, chat.system),
+                "INSERT INTO chats(title, created_at, updated_at, system, folder, is_pinned)"
+                " VALUES (?, ?, ?, ?, ?, ?)",
+                (*same, chat.updated_at, chat.system, *placed),
             ).lastrowid
             assert chat_id is not None, "an insert has a rowid"
             ids: dict[int | None, int | None] = {None: None}
@@ -171,15 +162,20 @@ class Store:
         return None if chat_id is None else self.chat(chat_id)
 
     def chats(self, limit: int = 500, max_characters: int | None = None) -> list[ChatRecord]:
-        """List chats, most recent first, until their system prompts exceed `max_characters`."""
-        rows = self._db.execute("SELECT * FROM chats ORDER BY updated_at DESC LIMIT ?", (limit,))
+        """List chats until their system prompts exceed `max_characters`.
+
+        Pinned ones come first; both kinds begin with the most recent one.
+        """
+        rows = self._db.execute(
+            "SELECT * FROM chats ORDER BY is_pinned DESC, updated_at DESC LIMIT ?", (limit,)
+        )
         return list(_up_to(map(_chat, rows), lambda chat: chat.num_characters, max_characters))
 
     def chat(self, chat_id: int) -> ChatRecord:
         """Return a chat. Raises StoreError if another terminal has deleted it."""
         row = self._db.execute("SELECT * FROM chats WHERE id = ?", (chat_id,)).fetchone()
         if row is None:
-            raise StoreError(_DELETED)
+            raise StoreError(DELETED)
         return _chat(row)
 
     def rename(self, chat_id: int, title: str) -> None:
@@ -188,6 +184,22 @@ class Store:
                 "UPDATE chats SET title = ? WHERE id = ?",
                 (one_line(title, _TITLE_SIZE) or _UNTITLED, chat_id),
             )
+
+    def place(
+        self, chat_id: int, *, folder: str | None = None, is_pinned: bool | None = None
+    ) -> None:
+        """Put a chat into a folder, or with "" into none, and pin or unpin it; None changes nothing.
+
+        A folder that differs in upper and lower case only is the same. Raises BadFolderName and
+        StoreError.
+        """
+        name = None if folder is None else folder_name(folder)
+        with self._write() as db:
+            if name is not None:
+                known = _known_folder(db, name, chat_id)
+                db.execute("UPDATE chats SET folder = ? WHERE id = ?", (known, chat_id))
+            if is_pinned is not None:
+                db.execute("UPDATE chats SET is_pinned = ? WHERE id = ?", (is_pinned, chat_id))
 
     def set_system(self, chat_id: int, system: str) -> None:
         with self._write() as db:
@@ -310,7 +322,7 @@ class Store:
             ).rowcount
 
         if not self._change(update):
-            raise StoreError(_DELETED)
+            raise StoreError(DELETED)
 
     def remove(self, message: StoredMessage) -> None:
         """Delete an answer that has nothing below it; its question then ends the branch."""
@@ -448,41 +460,6 @@ class Store:
         with self._write() as db:
             db.execute("INSERT OR REPLACE INTO settings VALUES (?, ?)", (name, value))
 
-    def _change(self, change: Callable[[sqlite3.Connection], T], *, frees_space: bool = False) -> T:
-        """Run one transaction; on a full disk again, which frees the search index's space first."""
-        try:
-            with self._write() as db:
-                return change(db)
-        except DiskFull:
-            if frees_space and self._reserve is not None:
-                self._reserve.release()
-        with search_index.small_deletes(self._db), self._write() as db:
-            search_index.drop(db)
-            result = change(db)
-        empty_log(self._db)
-        return result
-
-    @contextmanager
-    def _write(self) -> Iterator[sqlite3.Connection]:
-        """Run one transaction. Takes the write lock at once, so that it is never upgraded later."""
-        try:
-            self._db.execute("BEGIN IMMEDIATE")
-            try:
-                yield self._db
-            except BaseException:
-                if self._db.in_transaction:  # a full disk ends it
-                    self._db.execute("ROLLBACK")
-                raise
-            self._db.execute("COMMIT")
-        except sqlite3.IntegrityError as error:
-            raise StoreError(_DELETED) from error
-        except sqlite3.Error as error:
-            if not is_full(error):
-                raise StoreError(not_saved(error)) from error
-            # What the failed transaction wrote to the log is room for others.
-            empty_log(self._db)
-            raise DiskFull(not_saved(error)) from error
-
 
 def _insert_message(
     db: sqlite3.Connection, chat_id: int, parent_id: int | None, message: StoredMessage
@@ -505,6 +482,16 @@ def _insert_message(
     names = ", ".join(columns)
     values = ", ".join(f":{name}" for name in columns)
     return db.execute(f"INSERT INTO messages({names}) VALUES ({values})", columns).lastrowid
+
+
+def _known_folder(db: sqlite3.Connection, name: str, chat_id: int | None) -> str:
+    """Return the name of a folder as the other chats in it have it."""
+    if not name:
+        return name
+    rows = db.execute(
+        "SELECT DISTINCT folder FROM chats WHERE folder != '' AND id IS NOT ?", (chat_id,)
+    )
+    return same_folder(name, (row["folder"] for row in rows))
 
 
 def draft_name(chat_id: int) -> str:
@@ -567,7 +554,11 @@ def _up_to(items: Iterable[T], size: Callable[[T], int], max_size: int | None) -
 def _chat(row: sqlite3.Row) -> ChatRecord:
     last = row["left_out_last"]
     left_out = None if last is None else LeftOut(last, row["left_out_newest"], row["summary"])
-    return ChatRecord(**{name: row[name] for name in _OF_CHAT}, left_out=left_out)
+    return ChatRecord(
+        **{name: row[name] for name in _OF_CHAT},
+        is_pinned=bool(row["is_pinned"]),
+        left_out=left_out,
+    )
 
 
 def _message(row: sqlite3.Row) -> StoredMessage:

@@ -55,6 +55,56 @@ def test_a_chat_of_open_webui_keeps_images_thinking_and_its_system_prompt() -> N
     assert read.chat.system == "Be brief."
 
 
+@pytest.mark.parametrize(
+    ("chat", "is_pinned"),
+    [
+        ({**chatgpt(), "is_starred": True}, True),
+        ({**chatgpt(), "pinned_time": 1_700_000_000.0}, True),
+        ({**chatgpt(), "is_starred": None, "pinned_time": None}, False),
+        ({**open_webui(), "pinned": True}, True),
+        ({**open_webui(), "pinned": None}, False),
+    ],
+)
+def test_pins_of_other_programs_are_kept(chat: Any, is_pinned: bool) -> None:
+    read = read_chat(chat)
+    assert (read.chat.is_pinned, read.chat.folder) == (is_pinned, "")
+    assert read.left_out == {}
+
+
+@pytest.mark.parametrize(
+    "chat",
+    [
+        {**chatgpt(), "gizmo_id": "g-p-67d8"},
+        {**open_webui(), "folder_id": "5f3c0a3e-0000-4000-8000-000000000000"},
+    ],
+)
+def test_a_folder_of_which_only_an_id_is_exported_is_left_out_and_counted(chat: Any) -> None:
+    read = read_chat(chat)
+    assert read.chat.folder == ""
+    assert read.left_out == {"names of folders": 1}
+
+
+def test_one_branch_of_ours_keeps_its_folder_and_pin() -> None:
+    chat = {"title": "t", "folder": " Work", "is_pinned": True}
+    read = read_chat({**chat, "messages": [{"role": "user", "content": "?"}]})
+    assert (read.chat.folder, read.chat.is_pinned) == ("Work", True)
+
+
+@pytest.mark.parametrize(
+    ("members", "words"),
+    [
+        ({"folder": 7}, "'folder': '7'"),
+        ({"folder": "x" * 61}, "'folder': a folder's name may have 60 characters, not 61"),
+        ({"folder": "a\x1bb"}, "control characters"),
+        ({"is_pinned": "yes"}, "'is_pinned': 'yes'"),
+    ],
+)
+def test_a_bad_folder_or_pin_is_refused(members: dict[str, Any], words: str) -> None:
+    messages = [{"id": 1, "role": "user", "text": "?"}]
+    with pytest.raises(ImportRefused, match=words):
+        read_chat({"title": "t", "leaf_id": 1, "messages": messages, **members})
+
+
 def test_times_in_milliseconds_are_times() -> None:
     message = {"role": "user", "content": "?", "timestamp": 1_700_000_000_123}
     assert read_chat(open_webui(q=message)).messages[0].created_at == 1_700_000_000.123

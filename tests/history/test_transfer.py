@@ -46,6 +46,7 @@ def filled(store: Store) -> None:
     )
     store.add(chat.id, question.id, Role.ASSISTANT, "Another version.", model="n")
     store.show_leaf(chat.id, first.id)
+    store.place(chat.id, folder="Work", is_pinned=True)
     store.add(store.create_chat("A short chat").id, None, Role.USER, "Hello")
 
 
