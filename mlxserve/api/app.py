@@ -23,6 +23,7 @@ from mlxserve.api.access.limits import KeyLimits
 from mlxserve.api.access.policy import AccessPolicy
 from mlxserve.api.access.security import HostCheck, OriginCheck, request_id
 from mlxserve.api.bodies.body_route import check_subject
+from mlxserve.api.chats.list_events import ListEvents
 from mlxserve.api.chats.live_chats import LiveChats
 from mlxserve.api.chats.routes import ChatAnswers
 from mlxserve.api.dispatch import ModelDispatch
@@ -139,7 +140,8 @@ def create_server_app(
         *Status(registry.models[0].name, dispatch.loaded, drain, watch).routes(),
         *Rendering().routes(),
         *DocumentTexts().routes(),
-        *ChatImport(chats).routes(),
+        *ChatImport(chats, live).routes(),
+        *ListEvents(live, drain).routes(),
         *Chats(chats, forgetting, tools.definitions, live).routes(),
         *ChatAnswers(chats, live, drain).routes(),
         *forgetting.routes(),

@@ -29,7 +29,10 @@ from tests.api.smallest_bodies import SmallestBodies, filled
 
 KEY = "an-admin-key-of-the-tests"
 # These send events until the server or the client ends.
-ENDLESS = ("/api/v1/kv/map", "/api/v1/chats/{id}/events", "/api/v1/downloads")
+ENDLESS = (
+    *("/api/v1/kv/map", "/api/v1/chats/events", "/api/v1/chats/{id}/events"),
+    "/api/v1/downloads",
+)
 LARGE = 100_000  # characters
 # Routes that read what is known, in constant time or by the number of models.
 WITHOUT_WORK = {

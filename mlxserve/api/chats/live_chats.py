@@ -21,6 +21,7 @@ from mlxserve.history.messages import ChatRecord, StoredMessage
 from mlxserve.mcp.toolbox import Toolbox
 
 MAX_FOLLOWERS = 64  # of all chats of one owner
+LIST = 0  # the id of no chat: in its place, an owner's list of chats
 _MAX_IDLE = 16  # chats without followers whose events are kept, for those that come back
 
 
@@ -96,8 +97,9 @@ class LiveChats:
     # ---- what was written
 
     def changed(self, owner: str, chat: ChatRecord) -> None:
-        """Tell followers the title and the end of the shown branch."""
+        """Tell followers the title and the end of the shown branch, and others of the owner's list."""
         self._publish(owner, chat.id, lambda feed: feed.publish("chat", card_of(chat)))
+        self.listed(owner, chat.id)
 
     def added(self, owner: str, message: StoredMessage) -> None:
         """Tell followers of a message that was added or changed."""
@@ -105,9 +107,20 @@ class LiveChats:
             owner, message.chat_id, lambda feed: feed.publish("message", event_form(message))
         )
 
+    def listed(self, owner: str, chat_id: int = LIST) -> None:
+        """Tell followers of the owner's other chats, and of the list, that the list has changed.
+
+        chat_id: the chat that was made, changed or deleted; LIST for several
+        """
+        event = {"id": chat_id or None}
+        for (each, number), chat in self._chats.items():
+            if each == owner and (number != chat_id or number == LIST):
+                _tell(chat.feed, lambda feed: feed.publish("list", event))
+
     def deleted(self, owner: str, chat_id: int) -> None:
         """Tell followers, end them, and stop the chat's answer."""
         chat = self._chats.pop((owner, chat_id), None)
+        self.listed(owner, chat_id)
         if chat is None:
             return
         if chat.writer is not None:
@@ -117,12 +130,8 @@ class LiveChats:
 
     def _publish(self, owner: str, chat_id: int, publish: Callable[[ChatFeed], None]) -> None:
         chat = self.known(owner, chat_id)
-        if chat is None:
-            return
-        if chat.feed.num_followers:
-            publish(chat.feed)
-        else:
-            chat.feed.forget()
+        if chat is not None:
+            _tell(chat.feed, publish)
 
     # ---- answers
 
@@ -148,3 +157,11 @@ class LiveChats:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for chat in self._chats.values():
             chat.feed.end()
+
+
+def _tell(feed: ChatFeed, publish: Callable[[ChatFeed], None]) -> None:
+    """Publish to followers; without any, whoever comes back begins with the state."""
+    if feed.num_followers:
+        publish(feed)
+    else:
+        feed.forget()

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -20,7 +19,7 @@ from mlxserve.api.bodies.generation import Seed
 from mlxserve.api.bodies.json_body import body_size
 from mlxserve.api.bodies.request_body import RequestBody
 from mlxserve.api.chats.answer_writer import AnswerOrder
-from mlxserve.api.chats.feed import TooSlow
+from mlxserve.api.chats.following import event_stream
 from mlxserve.api.chats.forms import card_of, sent_form
 from mlxserve.api.chats.in_process import Sender
 from mlxserve.api.chats.live_chats import LiveChat, LiveChats
@@ -40,7 +39,6 @@ from mlxserve.api.native.chats import (
 )
 from mlxserve.api.native.tools import check_allowed
 from mlxserve.api.server.drain import Drain
-from mlxserve.api.server.sse import EventStream, Write, named_event
 from mlxserve.helpers.work import Work
 from mlxserve.history.chat_stores import ChatStores
 from mlxserve.history.context import sent_messages
@@ -208,20 +206,7 @@ class ChatAnswers:
         card = await self._card(request)
         self._live.check_followers(owner)
         chat = self._live.chat(owner, card.id)
-        if request.method == "HEAD":
-            return Response(media_type="text/event-stream")
-        waiter = chat.feed.enter()
-
-        async def close() -> None:
-            chat.feed.leave(waiter)
-
-        place = chat.feed.place(request.headers.get("last-event-id", ""))
-        begin = None if place is not None else partial(self._state, request, chat)
-        return EventStream(
-            partial(self._follow, chat, waiter, place, begin),
-            close=close,
-            failure=lambda error: named_event("error", error.body()),
-        )
+        return event_stream(request, chat, self._drain, partial(self._state, request, chat))
 
     async def _card(self, request: Request) -> ChatRecord:
         return await run_on_chats(self._stores, request, lambda store: chat_of(store, request))
@@ -237,33 +222,6 @@ class ChatAnswers:
         take = None if chat.writer is None else chat.writer.snapshot()
         encoding: Work[bytes] = Work(0.001, partial(_encoded_state, card, take))
         return chat.feed.state_event(await run_fairly(request, encoding), place), place
-
-    async def _follow(
-        self,
-        chat: LiveChat,
-        waiter: asyncio.Event,
-        place: int | None,
-        begin: Callable[[], Awaitable[tuple[bytes, int]]] | None,
-        write: Write,
-    ) -> None:
-        """Write the state, unless the follower goes on at `place`, then what happens."""
-
-        def is_over() -> bool:
-            return self._drain.is_on and chat.writer is None
-
-        try:
-            if begin is not None:
-                state, place = await begin()
-                await write(state)
-            assert place is not None, "known, or told by the state"
-            await chat.feed.follow(waiter, place, is_over, write)
-        except TooSlow:
-            error = ApiError(
-                429,
-                "This follower read more slowly than the chat goes on. Connect again for its state.",
-                code="too_slow",
-            )
-            await write(named_event("error", error.body()))
 
 
 def _encoded_state(card: ChatRecord, take: Callable[[], dict[str, Any]] | None) -> bytes:

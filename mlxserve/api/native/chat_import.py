@@ -14,6 +14,7 @@ from mlxserve.api.access.security import key_id
 from mlxserve.api.bodies.body_route import BodyRoute
 from mlxserve.api.bodies.json_body import body_size
 from mlxserve.api.bodies.request_body import RequestBody
+from mlxserve.api.chats.live_chats import LiveChats
 from mlxserve.api.errors import ApiError, invalid_value, json_response
 from mlxserve.api.fair_work import run_fairly
 from mlxserve.api.native.chats import check_owner
@@ -38,8 +39,9 @@ class ChatImportRequest(RequestBody):
 class ChatImport:
     """The endpoint that imports chats into the store of the request's key."""
 
-    def __init__(self, stores: ChatStores) -> None:
+    def __init__(self, stores: ChatStores, live: LiveChats) -> None:
         self._stores = stores
+        self._live = live
 
     def routes(self) -> list[Route]:
         return [
@@ -68,6 +70,8 @@ class ChatImport:
             raise invalid_value("chats", str(error)) from error
         except StoreError as error:
             raise ApiError(503, str(error), code="chats_unavailable") from error
+        if report.num_imported:
+            self._live.listed(key_id(request))
         return json_response(
             {
                 "object": "chat.import",

@@ -234,6 +234,7 @@ class Chats:
     async def create(self, request: Request, body: NewChatRequest) -> Response:
         """Begins a chat. Its title is the start of the given words."""
         chat = await self._call(request, lambda store: store.create_chat(body.title, body.system))
+        self._live.listed(key_id(request), chat.id)
         return json_response(card_of(chat))
 
     async def get(self, request: Request) -> Response:
@@ -336,6 +337,7 @@ class Chats:
 
         message = await self._call(request, add, written=body_size(request))
         self._live.added(key_id(request), message)
+        self._live.listed(key_id(request), message.chat_id)
         return json_response(sent_form(message))
 
     async def save(self, request: Request, body: MessageChange) -> Response:

@@ -20,15 +20,21 @@ PATIENCE = 60.0  # seconds
 class Follower:
     """Reads the events of a chat in a thread of its own."""
 
-    def __init__(self, url: str, chat: int, *, after: Follower | None = None) -> None:
-        """Follow a chat; in the place of a follower that lost its connection, after its last event."""
+    def __init__(
+        self, url: str, chat: int | None, *, after: Follower | None = None, key: str = ""
+    ) -> None:
+        """Follow a chat; in the place of a follower that lost its connection, after its last event.
+
+        chat: None for the list of chats
+        """
         self.events: list[tuple[str, Any]] = []
         self.last_id = "" if after is None else after.last_id
         self.num_bytes = 0
         # Of the answer, by its patches.
         self.blocks: list[Any] = [] if after is None else after.blocks
-        self._client = httpx.Client(base_url=url, timeout=PATIENCE)
-        self._path = f"/api/v1/chats/{chat}/events"
+        headers = {"authorization": f"Bearer {key}"} if key else {}
+        self._client = httpx.Client(base_url=url, timeout=PATIENCE, headers=headers)
+        self._path = "/api/v1/chats/" + ("events" if chat is None else f"{chat}/events")
         self._socket: Any = None
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
@@ -55,7 +61,8 @@ class Follower:
         self.last_id = fields.get("id", self.last_id)
         data = json.loads(fields["data"])
         if fields["event"] == "state":
-            self.blocks = copy.deepcopy(data["answer"]["blocks"]) if data["answer"] else []
+            answer = data.get("answer")
+            self.blocks = copy.deepcopy(answer["blocks"]) if answer else []
         if fields["event"] == "round":
             self.blocks = []
         if fields["event"] == "blocks":
