@@ -11,7 +11,7 @@ from dataclasses import fields, replace
 from functools import partial
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field, field_validator
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -32,6 +32,7 @@ from mlxserve.history.calls import CallRecord, CallState, ToolRound
 from mlxserve.history.chat_file import StoreError
 from mlxserve.history.chat_stores import ChatStores
 from mlxserve.history.export import as_json, as_markdown
+from mlxserve.history.folders import folder_name
 from mlxserve.history.messages import ChatRecord, Role, State, StoredMessage
 from mlxserve.history.picture import MAX_DOCUMENT, KeptImage
 from mlxserve.history.store import SearchHit, SeenLeaf, StaleWrite, Store, draft_name
@@ -70,6 +71,7 @@ class ChatChange(RequestBody):
     leaf_id: the last message of the branch to show
     seen_leaf_id: that of the branch that the client shows now; 409 if the chat has gone on
     draft: what is typed and not sent yet
+    folder: the name of the folder to put it into; empty for none
     """
 
     title: Annotated[str, Field(max_length=MAX_TITLE)] | None = None
@@ -77,6 +79,8 @@ class ChatChange(RequestBody):
     leaf_id: Count | None = None
     seen_leaf_id: Count | None = None
     draft: Text | None = None
+    folder: Annotated[str, Field(max_length=MAX_TITLE), AfterValidator(folder_name)] | None = None
+    is_pinned: bool | None = None
 
 
 class ImageFields(StrictModel):
@@ -258,7 +262,7 @@ class Chats:
         return json_response(await self._call(request, read, nbytes=MAX_PAGE))
 
     async def change(self, request: Request, body: ChatChange) -> Response:
-        """Renames a chat, changes its system prompt, or shows another branch."""
+        """Renames a chat, moves or pins it, changes its system prompt, or shows another branch."""
 
         def change(store: Store) -> ChatRecord:
             chat = chat_of(store, request)
@@ -266,6 +270,8 @@ class Chats:
                 store.rename(chat.id, body.title)
             if body.system is not None:
                 store.set_system(chat.id, body.system)
+            if body.folder is not None or body.is_pinned is not None:
+                store.place(chat.id, folder=body.folder, is_pinned=body.is_pinned)
             if body.draft is not None:
                 store.set_setting(draft_name(chat.id), body.draft)
             if body.leaf_id is not None:

@@ -159,6 +159,42 @@ def test_a_chat_is_renamed_shown_elsewhere_exported_and_deleted(page: httpx.Clie
         assert reply.json()["error"]["code"] == "unknown_chat"
 
 
+def test_a_chat_is_pinned_and_put_into_a_folder(page: httpx.Client, terminal: Store) -> None:
+    one, two = (page.post(CHATS, json={"title": title}).json()["id"] for title in ("one", "two"))
+    card = page.patch(f"{CHATS}/{one}", json={"is_pinned": True, "folder": " Work "}).json()
+    assert (card["folder"], card["is_pinned"]) == ("Work", True)
+    assert page.patch(f"{CHATS}/{two}", json={"folder": "WORK"}).json()["folder"] == "Work"
+    cards = page.get(CHATS).json()["data"]
+    assert [(card["id"], card["folder"], card["is_pinned"]) for card in cards] == [
+        (one, "Work", True),
+        (two, "Work", False),
+    ]
+    assert terminal.chat(one).is_pinned
+    page.patch(f"{CHATS}/{one}", json={"is_pinned": False, "folder": ""})
+    assert (terminal.chat(one).folder, terminal.chat(one).is_pinned) == ("", False)
+
+
+@pytest.mark.parametrize(
+    ("change", "param", "words"),
+    [
+        ({"folder": "x" * 61}, "folder", "60 characters, not 61"),
+        ({"folder": "a\u202eb"}, "folder", "no invisible ones"),
+        ({"folder": 7}, "folder", "string"),
+        ({"is_pinned": "yes"}, "is_pinned", "bool"),
+        ({"folder": "\x1b", "title": "not renamed"}, "folder", "control characters"),
+    ],
+)
+def test_a_bad_folder_or_pin_is_refused_by_its_field(
+    page: httpx.Client, change: dict[str, Any], param: str, words: str
+) -> None:
+    number = page.post(CHATS, json={"title": "one"}).json()["id"]
+    reply = page.patch(f"{CHATS}/{number}", json=change)
+    error = reply.json()["error"]
+    assert (reply.status_code, error["param"]) == (400, param)
+    assert words in error["message"]
+    assert page.get(f"{CHATS}/{number}").json()["title"] == "one"
+
+
 def test_an_unknown_field_is_named(page: httpx.Client) -> None:
     chat = made(page)
     answer = added(page, chat, role="assistant", text="Yes")

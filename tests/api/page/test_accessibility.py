@@ -102,11 +102,11 @@ def test_the_keyboard_reaches_everything_and_the_end_is_announced(
 
 
 def kept_chat(seen: Visit) -> Locator:
-    """Return the button that renames the only chat of the list."""
+    """Return the button of the only chat's menu."""
     seen.until("Ready")
     seen.ask("Stay here")
     seen.wait_for_answers(1)
-    return seen.page.get_by_label("Rename Stay here")
+    return seen.page.get_by_role("button", name="Menu of Stay here")
 
 
 def draw_again(seen: Visit) -> None:
@@ -120,27 +120,27 @@ def test_a_button_that_is_pressed_while_the_list_is_drawn_again_is_clicked(
     start_server: StartServer, visit: Open
 ) -> None:
     with visit(start_server().url) as seen:
-        rename = kept_chat(seen)
-        rename.hover()
+        kept_chat(seen).hover()
         seen.page.mouse.down()
         draw_again(seen)
-        seen.page.on("dialog", lambda dialog: dialog.accept("Renamed"))
         seen.page.mouse.up()
-        seen.until_text("#chat-list .title", "Renamed")
+        seen.page.get_by_role("menuitem", name="Rename").wait_for()
 
 
 def test_the_keyboard_stays_in_the_list_of_chats_when_it_is_drawn_again(
     chat: FakeChat, start_server: StartServer, visit: Open
 ) -> None:
     with visit(start_server().url) as seen:
-        rename = kept_chat(seen)
-        rename.focus()
+        menu = kept_chat(seen)
+        menu.focus()
         draw_again(seen)
-        assert seen.page.evaluate("document.activeElement.ariaLabel") == "Rename Stay here"
+        assert seen.page.evaluate("document.activeElement.ariaLabel") == "Menu of Stay here"
         seen.page.click("#new")
         seen.page.on("dialog", lambda dialog: dialog.accept())
-        delete = seen.page.get_by_label("Delete Stay here")
-        delete.focus()
+        menu.focus()
         seen.page.keyboard.press("Enter")
-        delete.wait_for(state="detached")
+        seen.page.wait_for_function("() => document.activeElement.textContent === 'Pin'")
+        seen.page.keyboard.press("ArrowUp")  # from the first item to the last
+        seen.page.keyboard.press("Enter")
+        menu.wait_for(state="detached")
         assert seen.page.evaluate("document.activeElement.id") == "search"

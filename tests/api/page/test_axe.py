@@ -158,6 +158,12 @@ def test_an_answer_the_sides_and_the_dialogs(
             if side not in page.evaluate("document.body.className"):
                 page.click(f"#{side}-toggle")
             judge(seen, side)
+        seen.choose("Pin")
+        seen.until_text("#chat-list summary", "Pinned")
+        page.get_by_role("button", name="Menu of").click()
+        page.get_by_role("menuitem", name="Unpin").wait_for()
+        judge(seen, "a group of chats, and the menu of one")
+        page.keyboard.press("Escape")
         page.click("#settings-open")
         judge(seen, "settings")
         page.click("#tools-open")

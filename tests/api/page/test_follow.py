@@ -107,7 +107,7 @@ def test_what_one_page_asks_the_other_shows_and_the_next_question_follows_it(
         ]
         assert one.texts == two.texts
         one.page.on("dialog", lambda dialog: dialog.accept("Renamed"))
-        one.page.get_by_label("Rename").click()
+        one.choose("Rename")
         two.page.wait_for_function("() => document.title.startsWith('Renamed')")
         assert one.errors == two.errors == []
 

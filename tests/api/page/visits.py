@@ -44,6 +44,11 @@ class Visit:
         self.page.wait_for_function("() => document.getElementById('composer').ariaBusy !== 'true'")
         self.page.reload()
 
+    def choose(self, item: str, chat: str = "") -> None:
+        """Choose an item of a chat's menu."""
+        self.page.get_by_role("button", name=f"Menu of {chat}").first.click()
+        self.page.locator("#chat-menu .button", has_text=item).first.click()
+
     def until(self, state: str) -> None:
         self.page.wait_for_function(
             "words => document.getElementById('state').textContent.includes(words)", arg=state

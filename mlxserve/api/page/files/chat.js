@@ -28,7 +28,8 @@ let model = null; // its card
 let asking = 0; // questions on their way to the server
 let queue = []; // { text, images } for the open chat, once its answer has ended
 let opening = 0;
-let onSaved = () => {};
+let onSaved = () => {}; // the list of chats has changed
+let onShown = () => {}; // another chat of it is shown
 let sought = null; // { message, words } of a search whose hit is shown
 let edited = null; // { message, draft, images }: the question that the composer replaces, and what stood there
 let refused = null; // an answer that failed before it began: it is shown below the branch
@@ -48,6 +49,7 @@ export function serve(card) {
 export const currentId = () => chat.id;
 export const system = () => chat.system;
 export const whenSaved = (tell) => { onSaved = tell; };
+export const whenShown = (tell) => { onShown = tell; };
 
 export async function setSystem(text) {
   if (text === chat.system) return;
@@ -93,6 +95,7 @@ async function go() { // where the address says
 
 export async function reopen() { // after a reload, or once the server answers again
   if (chat.id === null && !chat.messages.length) await go();
+  if (chat.id === null) followChat();
 }
 
 export async function open(id, messageId = null, words = "") { // at a message that was searched for, else at the end
@@ -120,7 +123,7 @@ export async function open(id, messageId = null, words = "") { // at a message t
   sought = null;
   if (hit) seek(hit, words); else toEnd();
   followChat();
-  onSaved();
+  onShown();
   if (!matchMedia("(min-width: 56rem)").matches) document.body.classList.remove("with-chats");
   $("text").focus();
 }
@@ -141,11 +144,14 @@ export function leaveFor(id) {
 function followChat() {
   const open = chat;
   follow(open.id, async (event, data) => { if (open === chat) await heard[event]?.(data); },
-    (error) => { if (open === chat && error instanceof Refused && error.status !== 503) unsaved(error.message); });
+    (error) => { if (open === chat && open.id !== null && error instanceof Refused && error.status !== 503) unsaved(error.message); });
 }
 
 const heard = {
+  list: () => onSaved(),
   async state({ chat: card, answer }) {
+    onSaved(); // the list may have changed meanwhile
+    if (!card) return; // it is the list's
     const written = chat.known.get(answer?.id);
     if (!store.takeCard(chat, card) || (answer && !written) || chat.messages.some((one) => one.state === "writing" && one !== written))
       await store.readAgain(chat);
@@ -456,7 +462,8 @@ function empty() { // a chat that is not on the server yet
   chat = new Chat();
   $("text").value = drafts.draftOf(chat);
   fit();
-  onSaved();
+  followChat();
+  onShown();
   drawChat();
   $("text").focus();
 }

@@ -1,5 +1,5 @@
-// Follows one chat: the server writes its answers, and tells here what happens in it. A lost connection is
-// opened again after the last event that arrived.
+// Follows one chat, or without one the list of chats: the server writes the answers, and tells here what happens.
+// A lost connection is opened again after the last event that arrived.
 
 import { Refused, ask, events } from "./api.js";
 import { wait } from "./show.js";
@@ -12,13 +12,14 @@ export function leave() {
 }
 
 // Calls `hear(event, data)` for each event until `leave`, and `lost(error)` while the server does not answer.
+// `id` is null for the list.
 export async function follow(id, hear, lost) {
   following.abort();
   const { signal } = following = new AbortController();
   let last = "";
   while (!signal.aborted) {
     try {
-      const reply = await ask(`/api/v1/chats/${id}/events`, { signal, headers: last ? { "last-event-id": last } : {} });
+      const reply = await ask(`/api/v1/chats/${id === null ? "" : id + "/"}events`, { signal, headers: last ? { "last-event-id": last } : {} });
       for await (const { id: number, event, data } of events(reply)) {
         if (signal.aborted) return;
         last = number ?? last;
@@ -26,7 +27,10 @@ export async function follow(id, hear, lost) {
       }
     } catch (error) {
       if (signal.aborted) return;
-      if (error instanceof Refused && error.status === 404) { hear("deleted", { id }); return; }
+      if (error instanceof Refused && error.status < 429) { // it is gone, or of another owner
+        if (id !== null && error.status === 404) { hear("deleted", { id }); return; }
+        if (id === null) return;
+      }
       lost(error);
     }
     await wait(AGAIN_SECONDS);

@@ -1,12 +1,17 @@
-// The list of chats: search, open, rename, delete.
+// The list of chats: search, open, pin, rename, put into folders, delete.
 
 import { Refused } from "./api.js";
 import * as chats from "./chat.js";
+import { grouped } from "./groups.js";
+import { menuButton } from "./menu.js";
 import { $, arrange, button, count, element, setText, visible } from "./show.js";
-import { list, remove, rename } from "./store.js";
+import { list, put, remove, rename } from "./store.js";
 
 const rows = new Map(); // chat's id -> { card, shown }: what the server said last, and its row
+const SOON = 100; // milliseconds in which changes are shown together
+let folders = []; // names, as the whole list has them
 let asked = 0; // the last question to the server: an older reply comes too late
+let due = null; // the timer of the next question
 
 export async function refresh() {
   const number = ++asked;
@@ -16,17 +21,23 @@ export async function refresh() {
   } catch (error) {
     if (number !== asked) return;
     const reason = error instanceof Refused ? error.message : "The server does not answer.";
-    redraw([element("li", "quiet", reason)]);
+    redraw(() => [element("li", "quiet", reason)]);
     return;
   }
   if (number !== asked) return;
-  const none = $("search").value.trim() ? "No chat has these words." : "No chats yet.";
-  redraw(found.length ? found.map(row) : [element("li", "quiet", none)]);
+  const isSearch = $("search").value.trim() !== "";
+  if (!isSearch) folders = [...new Set(found.map(({ folder }) => folder))].filter(Boolean).sort((one, two) => one.localeCompare(two));
+  const none = isSearch ? "No chat has these words." : "No chats yet.";
+  redraw(() => !found.length ? [element("li", "quiet", none)] : isSearch ? found.map(row) : grouped(found, row));
+}
+
+function refreshSoon() {
+  due ??= setTimeout(() => { due = null; refresh(); }, SOON);
 }
 
 function redraw(lines) { // the keyboard stays where it was; it goes to the search if its chat is gone
   const held = document.activeElement.closest("#chat-list li") && document.activeElement;
-  arrange($("chat-list"), lines);
+  arrange($("chat-list"), lines());
   if (held && document.activeElement !== held) (held.isConnected ? held : $("search")).focus({ preventScroll: true });
 }
 
@@ -35,25 +46,45 @@ function row(card) {
   const one = rows.get(card.id) ?? made();
   rows.set(card.id, one);
   one.card = card;
-  const [open, rename, remove] = one.shown.children;
+  const [open, menu] = one.shown.children;
   const title = visible(card.title);
   const when = new Date(card.updated_at * 1000);
-  const [name, place] = open.children;
+  const [name, facts] = open.children;
   setText(name, title);
-  setText(place, card.excerpt ? `${when.toLocaleDateString()} · ${visible(card.excerpt)}` : when.toLocaleString());
-  open.ariaCurrent = card.id === chats.currentId() ? "true" : null;
-  rename.setAttribute("aria-label", "Rename " + title);
-  remove.setAttribute("aria-label", "Delete " + title);
+  const folder = card.is_pinned && card.folder ? visible(card.folder) + " · " : "";
+  setText(facts, card.excerpt ? `${when.toLocaleDateString()} · ${visible(card.excerpt)}` : folder + when.toLocaleString());
+  mark(one);
+  menu.setAttribute("aria-label", "Menu of " + title);
   return one.shown;
+}
+
+function mark({ card, shown }) {
+  shown.firstChild.ariaCurrent = card.id === chats.currentId() ? "true" : null;
 }
 
 function made() {
   const open = button("", () => openAt(one.card));
   open.classList.add("open");
   open.append(element("span", "title"), element("span", "quiet"));
-  const one = { card: null, shown: element("li", "", open,
-    button("✎", () => renamed(one.card)), button("✕", () => removed(one.card))) };
+  const one = { card: null, shown: element("li", "", open, menuButton(() => acts(one.card))) };
   return one;
+}
+
+function acts(card) {
+  const { id, is_pinned, folder: own } = card;
+  return [
+    [is_pinned ? "Unpin" : "Pin", () => attempt(() => put(id, { is_pinned: !is_pinned }))],
+    ["Rename", () => renamed(card)],
+    ...(folders.length ? ["", ...folders] : []).map((folder) => [
+      folder ? "In " + visible(folder) : "In no folder", () => attempt(() => put(id, { folder })), folder === own]),
+    ["New folder", () => moved(card)],
+    ["Delete", () => removed(card)],
+  ];
+}
+
+async function moved({ id, folder }) {
+  const name = prompt("The name of a folder for this chat", folder);
+  if (name?.trim()) await attempt(() => put(id, { folder: name.trim() }));
 }
 
 function openAt({ id, message_id }) { // at the message that was searched for
@@ -99,5 +130,6 @@ async function attempt(work) {
 export function start() {
   $("search").addEventListener("input", refresh);
   addEventListener("focus", refresh);
-  chats.whenSaved(refresh);
+  chats.whenSaved(refreshSoon);
+  chats.whenShown(() => rows.forEach(mark));
 }

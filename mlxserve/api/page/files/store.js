@@ -12,6 +12,7 @@ const place = (chat) => `${CHATS}/${chat.id}`;
 export const list = async (words) =>
   (await json(ask(CHATS + (words ? "?search=" + encodeURIComponent(words) : "")))).data;
 export const rename = (id, title) => send("PATCH", `${CHATS}/${id}`, { title: title.slice(0, MAX_TITLE) });
+export const put = (id, { folder, is_pinned }) => send("PATCH", `${CHATS}/${id}`, { folder, is_pinned });
 export const remove = (id) => json(ask(`${CHATS}/${id}`, { method: "DELETE" }));
 export const exported = async (id, format) => (await ask(`${CHATS}/${id}/export?format=${format}`)).text();
 
