@@ -35,6 +35,7 @@ from tui.actions.browsing import Browsing
 from tui.actions.copying import Copying
 from tui.actions.draft import Draft
 from tui.actions.model_switch import ModelSwitch
+from tui.actions.placing import Placing
 from tui.actions.revising import Revising
 from tui.actions.sampling_choice import SamplingChoice
 from tui.actions.second_press import SECONDS, SecondPress
@@ -105,6 +106,7 @@ class ChatApp(App[None]):
         self.answering = Answering(chat, self.link, window, self._tools)
         self._draft = Draft(self, window, chat, self.link, read_document)
         self.browsing = Browsing(chat, self.answering, self._draft, window, home.exports)
+        placing = Placing(chat, self._draft, window)
         self._revising = Revising(chat, self.link, self.answering, self._draft, window)
         self._sampling = SamplingChoice(chat, self.answering, self._draft, window, home.presets)
         self._model_switch = ModelSwitch(self, self.link, self.answering, models, chat)
@@ -125,6 +127,8 @@ class ChatApp(App[None]):
             "chats": self.browsing.show_chats,
             "find": self.browsing.find,
             "rename": self.browsing.rename,
+            "pin": placing.pin,
+            "folder": placing.move,
             "system": self.browsing.set_system,
             "set": self._sampling.change,
             "attach": self._draft.attach,

@@ -62,6 +62,8 @@ COMMAND_GROUPS: dict[str, tuple[Command, ...]] = {
         Command("chats", "Open or search earlier chats", ("ctrl+o",)),
         Command("find", "Find text; repeat for the previous match", ("f5",), "TEXT"),
         Command("rename", "Rename this chat", (), "TITLE"),
+        Command("pin", "Keep this chat first in the list, or not"),
+        Command("folder", "Put it into a folder; `off`: into none", (), "NAME"),
         Command("export", "Save this chat as Markdown or JSON", (), "[json] [FILE]"),
     ),
     "Model and program": (

@@ -66,3 +66,54 @@ def test_a_file_that_is_no_export_is_one_line(
     if text is not None:
         file.write_text(text)
     assert words in error_line(run("chats", "import", str(file)))
+
+
+@pytest.fixture
+def sorted_chats(home: Path) -> list[int]:
+    """Three chats, of which the first is pinned."""
+    store = Store.open(home / "chat.sqlite")
+    ids = [store.create_chat(title).id for title in ("One", "Two \x1b[31m", "Three")]
+    store.place(ids[0], is_pinned=True)
+    store.close()
+    return ids
+
+
+def test_chats_are_listed_pinned_and_put_into_a_folder(run: Run, sorted_chats: list[int]) -> None:
+    one, two, three = sorted_chats
+    lines = run("chats", "list").out.splitlines()
+    assert [line.split()[0] for line in lines] == [str(one), str(three), str(two)]
+    assert "  pinned  " in lines[0]
+    assert "pinned" not in lines[1]
+    assert "\x1b" not in lines[2]
+    outcome = run("chats", "set", str(two), str(three), "--folder", "Work", "--pin")
+    assert "Three: in Work, pinned" in outcome.out
+    run("chats", "set", str(one), "--unpin")
+    assert run("chats", "list", "--pinned", "--folder", "work").out.count("  Work  ") == 2
+    [card] = json.loads(run("chats", "list", "--folder", "", "--json").out)
+    assert (card["id"], card["title"], card["folder"], card["is_pinned"]) == (one, "One", "", False)
+    run("chats", "set", str(two), str(three), "--folder", "")
+    empty = run("chats", "list", "--folder", "Work")
+    assert (empty.out, empty.err) == ("", "No such chats.\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("1",), "Say what to set: --folder NAME, --pin or --unpin."),
+        (("1", "99", "--pin"), "There is no chat 99. `mlxserve chats list` shows the numbers."),
+        (("2", "--folder", "x" * 61), "--folder: a folder's name may have 60 characters, not 61."),
+        (("2", "--folder", "a\x1bb"), "--folder: a folder's name has no control characters"),
+    ],
+)
+def test_what_cannot_be_set_is_a_line_and_changes_nothing(
+    run: Run, sorted_chats: list[int], home: Path, arguments: tuple[str, ...], words: str
+) -> None:
+    assert sorted_chats == [1, 2, 3]
+    assert words in error_line(run("chats", "set", *arguments))
+    store = Store.open(home / "chat.sqlite")
+    assert [(chat.is_pinned, chat.folder) for chat in store.chats()] == [
+        (True, ""),
+        (False, ""),
+        (False, ""),
+    ]
+    store.close()

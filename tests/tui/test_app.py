@@ -509,6 +509,44 @@ async def test_a_chat_is_renamed_and_exported(t: Terminal, tmp_path: Path) -> No
     await t.until_shown("Export failed")
 
 
+async def test_a_chat_is_pinned_and_put_into_a_folder(t: Terminal, home: Home) -> None:
+    await t.ask("/pin")
+    await t.until_shown("This chat is empty")
+    await t.talk("one")
+    await t.ask("/pin")
+    await t.until_shown("This chat is pinned")
+    await t.ask("/folder Work")
+    await t.until_shown("in the folder Work")
+    await t.ask("/folder " + "x" * 61)
+    await t.until_shown("may have 60 characters")
+    assert t.composer.text.startswith("/folder x")
+    await t.press("ctrl+n")
+    await t.until(lambda: t.messages == [])
+    await t.talk("two")
+    await t.open(ChatsDialog, "ctrl+o")
+    await t.until_shown("Work / one")
+    assert re.search(r"★ Work / one.*\n.*two", t.screen) is not None
+    await t.press("enter")
+    await t.until(lambda: t.messages == ["one", "Yes."])
+    await t.ask("/folder off")
+    await t.until_shown("in no folder")
+    await t.ask("/pin")
+    await t.until_shown("no longer pinned")
+    with closing(Store.open(home.chats)) as store:
+        assert [(chat.folder, chat.is_pinned) for chat in store.chats()] == [("", False)] * 2
+
+
+async def test_the_last_chat_is_opened_again_though_another_is_pinned(
+    terminal: Open, home: Home
+) -> None:
+    for title in ("pinned", "last"):
+        write_chat(home, title, title, "Yes.")
+    with closing(Store.open(home.chats)) as store:
+        store.place(1, is_pinned=True)
+    async with terminal(continues=True) as t:
+        await t.until(lambda: t.messages == ["last", "Yes."])
+
+
 async def test_copying_is_explicit_and_safe(
     t: Terminal, server: FakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,7 +15,7 @@ import os
 import re
 import time
 from collections.abc import AsyncGenerator, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -26,6 +26,7 @@ from textual.command import CommandInput
 from textual.widgets import Input, OptionList
 
 from mlxserve.history.messages import AnswerStats
+from mlxserve.history.store import Store
 from mlxserve.hub.model_choices import Downloaded, Model, ModelCatalog, ModelOrigin
 from tests.images.files import file_of as image_file
 from tests.tui import scripts
@@ -212,6 +213,8 @@ def standing_clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def earlier_chats(home: Home) -> None:
     for title in ("The lighthouse of Eddystone", "Why pages are 32 tokens"):
         write_chat(home, title, title, f"{title}: stone by stone.")
+    with closing(Store.open(home.chats)) as store:
+        store.place(store.chats()[0].id, folder="Engine", is_pinned=True)
 
 
 class OwnServer(Connector):

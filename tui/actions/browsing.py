@@ -20,6 +20,7 @@ from tui.widgets.dialogs import ChatChoice, ChatsDialog
 from tui.widgets.system_dialog import SystemDialog
 from tui.widgets.window import ChatWindow
 
+NO_MESSAGES = "This chat is empty: send a message first."
 FIND = "/find "  # the start of the command that searches
 
 
@@ -47,7 +48,7 @@ class Browsing:
 
     async def open_last(self) -> None:
         if chats := await self._open_chat.chats():
-            self.open(ChatChoice(chats[0].id))
+            self.open(ChatChoice(max(chats, key=lambda chat: chat.updated_at).id))
 
     async def show_chats(self) -> None:
         """List the chats. Raises StoreError."""
@@ -102,7 +103,7 @@ class Browsing:
     def _has_messages(self) -> bool:
         """True if the chat has messages; shows a notice if not."""
         if self._open_chat.chat is None:
-            self._window.notify("This chat is empty: send a message first.")
+            self._window.notify(NO_MESSAGES)
         return self._open_chat.chat is not None
 
     async def find(self, words: str = "") -> None:

@@ -163,6 +163,15 @@ class OpenChat:
             await self._call(self._store.rename, self.chat.id, title)
             self.chat = await self._call(self._store.chat, self.chat.id)
 
+    async def place(self, *, folder: str | None = None, is_pinned: bool | None = None) -> None:
+        """Put the chat into a folder, or pin it. Raises BadFolderName and StoreError."""
+        assert self.chat is not None, "it has messages"
+        chat_id = self.chat.id
+        await self._call(self._store.place, chat_id, folder=folder, is_pinned=is_pinned)
+        placed = await self._call(self._store.chat, chat_id)
+        if self.chat is not None and self.chat.id == chat_id:  # another may be open by now
+            self.chat = placed
+
     async def delete(self, chat_id: int) -> Traces:
         """Delete a chat; return its traces that servers may have kept. Raises StoreError."""
         left = await self._call(traces, self._store, chat_id)

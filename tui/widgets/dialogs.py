@@ -38,7 +38,7 @@ class ChatChoice:
 
 
 class ChatsDialog(ListDialog[ChatChoice | None, ChatChoice]):
-    """The chats, most recent first; typing searches all their messages."""
+    """The chats, pinned ones first, then the most recent; typing searches all their messages."""
 
     def __init__(
         self,
@@ -156,7 +156,10 @@ def _table(rows: Sequence[Row]) -> Table:
 
 
 def _chat_line(chat: ChatRecord) -> Content:
-    return Content.assemble(_when(chat, "%d %b %H:%M"), one_line(chat.title))
+    pin = Content.styled("★ " if chat.is_pinned else "", "$accent")
+    folder = one_line(chat.folder, _TITLE_WIDTH)
+    place = Content.styled(f"{folder} / " if folder else "", "$text-quiet")
+    return Content.assemble(_when(chat, "%d %b %H:%M"), pin, place, one_line(chat.title))
 
 
 def _when(chat: ChatRecord, form: str) -> Content:

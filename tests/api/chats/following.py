@@ -28,7 +28,7 @@ class Follower:
         chat: None for the list of chats
         """
         self.events: list[tuple[str, Any]] = []
-        self.last_id = "" if after is None else after.last_id
+        self.last_id: str = "" if after is None else after.last_id
         self.num_bytes = 0
         # Of the answer, by its patches.
         self.blocks: list[Any] = [] if after is None else after.blocks
