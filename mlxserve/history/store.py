@@ -88,6 +88,11 @@ class SearchHit:
 class Store(Transactions):
     """The chats in one file. Use from one thread at a time, and close at the end."""
 
+    def __init__(self, connection: sqlite3.Connection, reserve: Reserve | None = None) -> None:
+        """reserve: room on the disk for deleting; None without a file."""
+        self._db = connection
+        self._reserve = reserve
+
     @classmethod
     def open(cls, path: Path, max_bytes: int | None = None) -> Store:
         """Open or create the file, on a full disk as well. Raises StoreError.

@@ -17,12 +17,10 @@ DELETED = "This chat was deleted. Start a new one with Ctrl+N."
 
 
 class Transactions:
-    """Runs the transactions of one connection. Use from one thread at a time."""
+    """Runs the transactions of a `Store`, which has the connection and the reserve."""
 
-    def __init__(self, connection: sqlite3.Connection, reserve: Reserve | None = None) -> None:
-        """reserve: room on the disk for deleting; None without a file."""
-        self._db = connection
-        self._reserve = reserve
+    _db: sqlite3.Connection
+    _reserve: Reserve | None
 
     def _change(self, change: Callable[[sqlite3.Connection], T], *, frees_space: bool = False) -> T:
         """Run one transaction; on a full disk again, which frees the search index's space first."""
