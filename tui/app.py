@@ -34,6 +34,7 @@ from tui.actions.answering import Answering
 from tui.actions.browsing import Browsing
 from tui.actions.copying import Copying
 from tui.actions.draft import Draft
+from tui.actions.loaded_models import LoadedModels
 from tui.actions.model_switch import ModelSwitch
 from tui.actions.placing import Placing
 from tui.actions.revising import Revising
@@ -138,6 +139,7 @@ class ChatApp(App[None]):
             "code": self._copying.code,
             "export": self.browsing.export,
             "model": self._model_switch.choose,
+            "models": LoadedModels(self, self.link).show,
             "tools": self._tools.show,
             "engine": self._panel_placement.toggle,
             "theme": self._toggle_theme,

@@ -68,6 +68,7 @@ COMMAND_GROUPS: dict[str, tuple[Command, ...]] = {
     ),
     "Model and program": (
         Command("model", "Choose or download a model", (), "[NAME]"),
+        Command("models", "Show, load, unload and pin served models"),
         Command("tools", "Show, switch and allow tools (MCP)"),
         Command("engine", "Show cache pages, queue, speed and memory", ("f4",)),
         Command("theme", "Switch between light and dark", ("f2",)),

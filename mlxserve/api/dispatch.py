@@ -185,6 +185,8 @@ class ModelDispatch:
         the server's options do so whatever a request says.
         """
         place = next(model for model in self._registry.models if model.name == name)
+        if self._registry.state(name).is_pinned:
+            return f"{name} stays loaded: it is pinned"
         if math.isinf(place.keep_alive):
             return f"{name} stays loaded by the server's options"
         if not is_admin(request):

@@ -1,7 +1,8 @@
-"""Lists the loaded models, and loads and unloads them. All routes need the scope admin.
+"""Lists the loaded models, and loads, pins and unloads them. All routes need the scope admin.
 
 GET  /api/v1/models          each model with its memory, its requests and the time it has left
 POST /api/v1/models/load     {"model": NAME, "keep_alive": "5m"}: load it now; replies when it is loaded
+                             {"model": NAME, "pinned": true}: and keep it until it is unpinned or unloaded
 POST /api/v1/models/unload   {"model": NAME, "force": true}: write its pages to disk and free its memory
 """
 
@@ -27,10 +28,14 @@ from mlxserve.core.errors import MlxServeError
 
 
 class LoadRequest(RequestBody):
-    """The body of `POST /api/v1/models/load`."""
+    """The body of `POST /api/v1/models/load`.
+
+    pinned: whether it stays loaded until it is unloaded by its name; null leaves it as it is
+    """
 
     model: ModelName
     keep_alive: KeepAlive = None
+    pinned: bool | None = None
 
 
 class UnloadRequest(RequestBody):
@@ -63,18 +68,17 @@ class Loading:
         return json_response({"object": "list", "data": cards, "memory_limit": budget})
 
     async def load(self, request: Request, body: LoadRequest) -> Response:
-        """Loads a model, and changes how long it stays without a request."""
+        """Loads a model, and changes how long it stays without a request, or pins it."""
         name = self._dispatch.model(body.model).model.name
         try:
-            await load_fairly(request, partial(self._load, name, body.keep_alive))
+            await load_fairly(request, partial(self._load, name, body))
         except MlxServeError as error:
             raise not_loaded(error) from error
         return json_response(self._card(self._dispatch.model(name)))
 
-    async def _load(self, name: str, keep_alive: float | None) -> None:
+    async def _load(self, name: str, body: LoadRequest) -> None:
         async with self._registry.use(name):
-            if keep_alive is not None:
-                self._registry.keep(name, keep_alive)
+            self._registry.keep(name, body.keep_alive, is_pinned=body.pinned)
 
     async def unload(self, _request: Request, body: UnloadRequest) -> Response:
         """Unloads a model; with `force` also while it answers."""
@@ -103,4 +107,5 @@ class Loading:
             "memory": use.memory,
             "num_requests": use.num_requests,
             "unloads_in_seconds": None if left is None else round(left, 1),
+            "pinned": use.is_pinned,
         }

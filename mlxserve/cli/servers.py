@@ -152,6 +152,7 @@ def _model_line(model: dict[str, Any]) -> str:
     left = model["unloads_in_seconds"]
     use = f"{num_requests} request{'s' * (num_requests > 1)}" if num_requests else "idle"
     stays = "" if num_requests else ", stays" if left is None else f", {left:.0f} s left"
+    stays = ", pinned" if model.get("pinned") else stays
     adapters = f", adapters: {', '.join(model['adapters'])}" if model.get("adapters") else ""
     state = f" ({model['state']})" if model["state"] != "loaded" else ""
     return f"{memory}  {use}{stays}{state}{adapters}"

@@ -7,14 +7,15 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mlxserve.api.access.policy import AccessPolicy
-from mlxserve.api.app import create_app
+from mlxserve.api.app import create_app, create_server_app
 from mlxserve.api.server.connection import Limits
 from mlxserve.api.server.drain import Drain
 from mlxserve.api.server.in_flight import InFlight
 from mlxserve.api.server.server import HttpServer, bind, serve, url_of
+from mlxserve.chat.registry.registry import ModelRegistry
 from tests.api.fake_chat import FakeChat
 
 if TYPE_CHECKING:
@@ -48,20 +49,22 @@ def serving(
     drain_seconds: float = 0.2,
     stop_engine: Callable[[], None] | None = None,
     port: int = 0,
+    registry: ModelRegistry | None = None,
 ) -> Iterator[Running]:
-    """A server over a chat, on a thread of its own."""
+    """A server over a chat, on a thread of its own.
+
+    registry: of several models, whose first is loaded; then `chat` lends its executor only
+    """
     listener = bind("127.0.0.1", port)
     url = url_of(listener)
     port = listener.getsockname()[1]
     is_ready = threading.Event()
     drain, open_requests = Drain(), InFlight()
+    beside: dict[str, Any] = {"access": access, "drain": drain, "open_requests": open_requests}
     server = HttpServer(
-        create_app(
-            chat,  # type: ignore[arg-type]
-            access=access,
-            drain=drain,
-            open_requests=open_requests,
-        ),
+        create_app(chat, **beside)  # type: ignore[arg-type]
+        if registry is None
+        else create_server_app(registry, chat.executor, **beside),
         on_ready=is_ready.set,
         stop_engine=stop_engine or chat.close,
         limits=limits,

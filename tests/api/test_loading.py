@@ -75,6 +75,20 @@ def test_loading_says_how_long_a_model_stays(client: TestClient) -> None:
     assert card["unloads_in_seconds"] is None
 
 
+def test_a_pinned_model_stays_until_it_is_unpinned_or_unloaded(client: TestClient) -> None:
+    client.post(LOAD, json={"model": "first", "keep_alive": "5m"})
+    card = client.post(LOAD, json={"model": "first", "pinned": True}).json()
+    assert (card["pinned"], card["unloads_in_seconds"]) == (True, None)
+    asked = {"model": "first", "messages": [], "keep_alive": 0}
+    kept = client.post("/api/chat", json=asked)
+    assert "it is pinned" in kept.headers["x-mlxserve-warning"]
+    card = client.post(LOAD, json={"model": "first", "pinned": False}).json()
+    assert not card["pinned"]
+    assert 200 < card["unloads_in_seconds"] <= 300, "how long it stays is as before"
+    client.post(LOAD, json={"model": "first", "pinned": True})
+    assert client.post(UNLOAD, json={"model": "first"}).json()["pinned"] is False
+
+
 def test_what_cannot_be_done_is_refused_with_a_reason(client: TestClient) -> None:
     for path, body, status, code in [
         (LOAD, {"model": "other"}, 404, "model_not_found"),

@@ -19,6 +19,7 @@ from mlxserve.system.well_formed import well_formed
 from tui.talk.engine_client import EngineClient
 from tui.talk.errors import ChatError
 from tui.talk.http_client import ClosingClient
+from tui.talk.model_control import ModelControl
 from tui.talk.pieces import Began, Finish, Piece, TextPiece, ThinkingPiece, ToolPiece, UsagePiece
 from tui.talk.served_model import ServedModel
 from tui.talk.wire import check, error_code, events, explained, json_object, said, start_of
@@ -72,6 +73,7 @@ class ChatClient:
             verify=not (here and self.url.startswith("http:")),
         )
         self.engine = EngineClient(self._http, self.url)
+        self.control = ModelControl(self._http, self.url)
 
     async def __aenter__(self) -> ChatClient:
         return self

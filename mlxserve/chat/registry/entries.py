@@ -75,12 +75,14 @@ class ModelUse:
     memory: in bytes
     num_requests: requests that use it or wait for it
     seconds_left: until it is unloaded if it stays unused; None for never
+    is_pinned: it stays loaded, unused or not, also while another model needs memory
     """
 
     state: str
     memory: int = 0
     num_requests: int = 0
     seconds_left: float | None = None
+    is_pinned: bool = False
 
 
 class Place:
@@ -97,6 +99,7 @@ class Place:
         self.closes = False  # it accepts no users, and is unloaded once it has none
         self.closing: asyncio.Task[None] | None = None
         self.keep_alive = model.keep_alive
+        self.is_pinned = False  # it is unloaded by name only
         self.loaded_at = self.used_at = now
         self.max_pages = 0  # maximum pages of its pool
         self.set_pages = 0  # pages set by the registry; others may resize it, too
@@ -150,13 +153,15 @@ class Place:
         num_requests = self.users + self.num_waiting
         if self.text_model is None:
             state = "unloaded" if self.loading is None else "loading"
-            return ModelUse(state=state, num_requests=num_requests)
-        seconds = max(0.0, self.used_at + self.keep_alive - now) if self.is_idle else math.inf
+            return ModelUse(state=state, num_requests=num_requests, is_pinned=self.is_pinned)
+        may_end = self.is_idle and not self.is_pinned
+        seconds = max(0.0, self.used_at + self.keep_alive - now) if may_end else math.inf
         return ModelUse(
             state="unloading" if self.closes else "loaded",
             memory=self.planned.total,
             num_requests=num_requests,
             seconds_left=None if math.isinf(seconds) else seconds,
+            is_pinned=self.is_pinned,
         )
 
     def describe(self) -> str:

@@ -8,8 +8,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 
-from mlxserve.chat.registry.entries import Place
-from mlxserve.core.errors import MlxServeError
+from mlxserve.chat.registry.entries import Place, gib
+from mlxserve.core.errors import MlxServeError, OutOfMemory
 
 log = logging.getLogger("mlxserve.chat.registry")
 
@@ -35,6 +35,22 @@ class SharedMemory:
             place.smaller if shrunk else place.planned.total for place in self.loaded()
         )
 
+    def pinned(self) -> list[Place]:
+        """The loaded models that are not unloaded for others."""
+        return [place for place in self.loaded() if place.is_pinned and not place.closes]
+
+    def refuse_beside_pinned(self, name: str, min_bytes: int) -> None:
+        """Raises OutOfMemory if a model does not fit beside the pinned ones with their smallest pools."""
+        pinned = self.pinned()
+        held = sum(min(place.planned.total, place.min_bytes) for place in pinned)
+        if pinned and held + min_bytes > self.budget:
+            names = ", ".join(place.model.name for place in pinned)
+            raise OutOfMemory(
+                f"{name} needs {gib(min_bytes)}, and pinned models keep {gib(held)} of the "
+                f"{gib(self.budget)} that all models may have together. Unpin or unload one of them: "
+                f"{names}. Nothing was unloaded for it."
+            )
+
     def describe(self) -> str:
         """Describe the loaded models and their use."""
         return f"Loaded: {', '.join(place.describe() for place in self.loaded()) or 'none'}."
@@ -59,10 +75,14 @@ class SharedMemory:
         return has_shrunk
 
     def drain_oldest(self, now: float) -> None:
-        """Stop new requests to the model that was loaded first, unless a model is draining already."""
+        """Stop new requests to the model that was loaded first and is not pinned.
+
+        Without effect while a model is draining already.
+        """
         loaded = self.loaded()
-        if loaded and not any(place.closes for place in loaded):
-            oldest = min(loaded, key=lambda place: place.loaded_at)
+        movable = [place for place in loaded if not place.is_pinned]
+        if movable and not any(place.closes for place in loaded):
+            oldest = min(movable, key=lambda place: place.loaded_at)
             oldest.closes = now - oldest.loaded_at >= MIN_SECONDS
 
     def growing(self) -> tuple[Place, int] | None:

@@ -8,7 +8,8 @@
 One model is loaded at a time; the others wait in the order of their requests. If memory is short,
 the pools of idle models are shrunk first, then the least recently used idle model is unloaded. If
 all are in use, the model that was loaded first takes no further requests until it has been
-unloaded: they wait for their turn, so that no model starves.
+unloaded: they wait for their turn, so that no model starves. A pinned model is unloaded by its name
+only: what does not fit beside it is refused.
 
 A model that is unloaded writes its pages to disk (`AsyncEngine.close`), and finds them when it is
 loaded again. Used in one event loop; models are loaded and closed on threads. Imports no mlx.
@@ -146,18 +147,27 @@ class ModelRegistry:
         # Again, if another needed more than was known.
         await self._usable_soon(self._places[self.models[0].name])
 
-    def keep(self, name: str, seconds: float) -> None:
-        """Set the seconds of idleness before a model is unloaded, until it is loaded again."""
-        self._places[name].keep_alive = seconds
+    def keep(
+        self, name: str, seconds: float | None = None, *, is_pinned: bool | None = None
+    ) -> None:
+        """Change how long a model stays loaded; None leaves either as it is.
+
+        seconds: of idleness before it is unloaded, until it is loaded again
+        is_pinned: it stays until it is unloaded by its name
+        """
+        place = self._places[name]
+        place.keep_alive = place.keep_alive if seconds is None else seconds
+        place.is_pinned = place.is_pinned if is_pinned is None else is_pinned
+        self._changes.tell()  # another may wait for its memory
 
     async def unload(self, name: str, *, force: bool = False) -> bool:
-        """Unload a model; False if it is in use. `force` ends its running answers."""
+        """Unload a model, pinned or not; False if it is in use. `force` ends its running answers."""
         place = self._places[name]
-        if place.text_model is None:
-            return True
-        if place.users and not force:
-            return False
-        await self._unload(place)
+        if place.text_model is not None:
+            if place.users and not force:
+                return False
+            await self._unload(place)
+        place.is_pinned = False
         return True
 
     def look(self) -> None:
@@ -167,7 +177,7 @@ class ModelRegistry:
             if place.text_model is None or place.closing is not None:
                 continue
             if self._has_failed(place) or (
-                place.is_idle and now - place.used_at >= place.keep_alive
+                place.is_idle and not place.is_pinned and now - place.used_at >= place.keep_alive
             ):
                 self._begin_closing(place)
         if not self._turn.locked() and self._memory.growing() is not None:
@@ -306,6 +316,7 @@ class ModelRegistry:
         try:
             while (left := self._memory.left()) < min_bytes:
                 self._refuse_if_closed()
+                self._memory.refuse_beside_pinned(place.model.name, min_bytes)
                 if await self._freed(min_bytes):
                     continue
                 if self._clock() > deadline:
@@ -333,7 +344,7 @@ class ModelRegistry:
         ):
             return True
         drained = [place for place in loaded if place.closes and not place.users]
-        for place in (*drained, *idle):
+        for place in (*drained, *(place for place in idle if not place.is_pinned)):
             await self._unload(place)
             return True
         return False

@@ -1,0 +1,116 @@
+"""ModelControl: which models mlxserve has loaded, and loading, unloading and pinning them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from tui.talk.errors import ChatError, NoEngine
+from tui.talk.wire import check, error_code, explained, json_object, said
+
+_MODELS = "/api/v1/models"
+_ABSENT = (httpx.codes.NOT_FOUND, httpx.codes.METHOD_NOT_ALLOWED)
+_LOADING = httpx.Timeout(10.0, read=None)  # a large model takes minutes, behind others longer
+
+
+class ModelBusy(ChatError):
+    """The model answers, and is unloaded by force only."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model of the server and its state.
+
+    state: "unloaded", "loading", "loaded" or "unloading"
+    memory, size: bytes that it takes now, and of its weights
+    seconds_left: until it is unloaded if it stays unused; None for never
+    """
+
+    name: str
+    state: str
+    memory: int = 0
+    size: int = 0
+    num_requests: int = 0
+    seconds_left: float | None = None
+    is_pinned: bool = False
+
+    @classmethod
+    def from_card(cls, card: Mapping[str, Any]) -> LoadedModel:
+        """Raises KeyError, TypeError and ValueError."""
+        left = card.get("unloads_in_seconds")
+        return cls(
+            name=str(card["id"]),
+            state=str(card["state"]),
+            memory=int(card.get("memory") or 0),
+            size=int(card.get("size") or 0),
+            num_requests=int(card.get("num_requests") or 0),
+            seconds_left=None if left is None else float(left),
+            is_pinned=bool(card.get("pinned", False)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ModelMemory:
+    """The models of a server; `limit` is what all may have together, in bytes, None for no limit."""
+
+    models: Sequence[LoadedModel]
+    limit: int | None = None
+
+    @property
+    def used(self) -> int:
+        """Bytes of all models."""
+        return sum(model.memory for model in self.models)
+
+
+class ModelControl:
+    """Uses the connections of a `ChatClient`. Raises NoEngine if the server lacks the routes."""
+
+    def __init__(self, http: httpx.AsyncClient, url: str) -> None:
+        self._http = http
+        self._url = url
+
+    async def models(self) -> ModelMemory:
+        """List the models. Raises ChatError."""
+        with explained(self._url):
+            reply = await self._http.get(_MODELS)
+        content = self._content(reply)
+        limit = content.get("memory_limit")
+        try:
+            models = [LoadedModel.from_card(card) for card in content["data"]]
+            return ModelMemory(models, None if limit is None else int(limit))
+        except (KeyError, TypeError, ValueError) as error:
+            raise self._no_control() from error
+
+    async def load(self, name: str, *, is_pinned: bool | None = None) -> None:
+        """Load a model, and pin or unpin it. Returns once it is loaded. Raises ChatError."""
+        pinned = {} if is_pinned is None else {"pinned": is_pinned}
+        await self._post("load", {"model": name, **pinned})
+
+    async def unload(self, name: str, *, force: bool = False) -> None:
+        """Unload a model; `force` ends its answers. Raises ModelBusy and other ChatErrors."""
+        await self._post("unload", {"model": name, "force": force})
+
+    async def _post(self, what: str, body: Mapping[str, Any]) -> None:
+        with explained(self._url):
+            reply = await self._http.post(f"{_MODELS}/{what}", json=body, timeout=_LOADING)
+        self._content(reply)
+
+    def _content(self, reply: httpx.Response) -> dict[str, Any]:
+        """Return the reply's object. Raises ChatError, in the server's words where it has some."""
+        content = json_object(reply.content)
+        code = error_code(content)
+        if reply.status_code in _ABSENT and code != "model_not_found":
+            raise self._no_control()
+        if reply.is_error and (words := said(content)):
+            raise (ModelBusy if code == "busy" else ChatError)(f"{words}.")
+        check(reply.status_code, reply.content, self._url)
+        return content
+
+    def _no_control(self) -> NoEngine:
+        return NoEngine(
+            f"The server at {self._url} does not say what it has loaded. `mlxserve serve` does, and the "
+            "server that is started without --url."
+        )
