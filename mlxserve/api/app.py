@@ -36,6 +36,7 @@ from mlxserve.api.models import Models
 from mlxserve.api.native.chat_import import ChatImport
 from mlxserve.api.native.chats import Chats
 from mlxserve.api.native.forgetting import Forgetting
+from mlxserve.api.native.saved_prompts import SavedPromptRoutes
 from mlxserve.api.native.status import Status
 from mlxserve.api.native.tools import ToolRoutes
 from mlxserve.api.ollama_models import OllamaModels
@@ -144,6 +145,7 @@ def create_server_app(
         *ListEvents(live, drain).routes(),
         *Chats(chats, forgetting, tools.definitions, live).routes(),
         *ChatAnswers(chats, live, drain).routes(),
+        *SavedPromptRoutes(chats).routes(),
         *forgetting.routes(),
         *tools.routes(),
         *downloads.routes(),

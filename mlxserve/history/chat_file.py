@@ -85,6 +85,16 @@ MIGRATIONS: tuple[str, ...] = (
     CREATE INDEX chats_by_pin ON chats(is_pinned, updated_at);
     CREATE INDEX chats_by_folder ON chats(folder) WHERE folder != '';
     """,
+    # Without reuse of ids: a deleted prompt's id is none of a later one.
+    """
+    CREATE TABLE prompts (
+        id INTEGER PRIMARY KEY AUTOINCREMENT,
+        name TEXT NOT NULL UNIQUE,
+        system TEXT NOT NULL,
+        sampling TEXT NOT NULL,
+        updated_at REAL NOT NULL
+    );
+    """,
 )
 
 

@@ -34,6 +34,7 @@ from mlxserve.history.messages import (
 )
 from mlxserve.history.picture import KeptImage, as_text, from_text
 from mlxserve.history.reserve import SCARCE, Reserve
+from mlxserve.history.saved_prompts import SavedPrompts
 from mlxserve.history.transactions import DELETED, Transactions
 from mlxserve.system.terminal_text import one_line
 
@@ -92,6 +93,7 @@ class Store(Transactions):
         """reserve: room on the disk for deleting; None without a file."""
         self._db = connection
         self._reserve = reserve
+        self.prompts = SavedPrompts(connection, self._write)
 
     @classmethod
     def open(cls, path: Path, max_bytes: int | None = None) -> Store:

@@ -21,7 +21,7 @@ class ModelBusy(ChatError):
 
 
 @dataclass(frozen=True, slots=True)
-class LoadedModel:
+class ModelState:
     """A model of the server and its state.
 
     state: "unloaded", "loading", "loaded" or "unloading"
@@ -38,7 +38,7 @@ class LoadedModel:
     is_pinned: bool = False
 
     @classmethod
-    def from_card(cls, card: Mapping[str, Any]) -> LoadedModel:
+    def from_card(cls, card: Mapping[str, Any]) -> ModelState:
         """Raises KeyError, TypeError and ValueError."""
         left = card.get("unloads_in_seconds")
         return cls(
@@ -56,7 +56,7 @@ class LoadedModel:
 class ModelMemory:
     """The models of a server; `limit` is what all may have together, in bytes, None for no limit."""
 
-    models: Sequence[LoadedModel]
+    models: Sequence[ModelState]
     limit: int | None = None
 
     @property
@@ -79,7 +79,7 @@ class ModelControl:
         content = self._content(reply)
         limit = content.get("memory_limit")
         try:
-            models = [LoadedModel.from_card(card) for card in content["data"]]
+            models = [ModelState.from_card(card) for card in content["data"]]
             return ModelMemory(models, None if limit is None else int(limit))
         except (KeyError, TypeError, ValueError) as error:
             raise self._no_control() from error

@@ -16,7 +16,7 @@ from textual.widgets.option_list import Option
 
 from mlxserve.system.terminal_text import one_line
 from tui.talk.errors import ChatError
-from tui.talk.model_control import LoadedModel, ModelBusy, ModelControl, ModelMemory
+from tui.talk.model_control import ModelState, ModelBusy, ModelControl, ModelMemory
 from tui.widgets.dialog import Dialog
 from tui.workers import start_worker
 
@@ -80,7 +80,7 @@ class LoadedModelsDialog(Dialog[None]):
         self.say(self._problem or f"{self._memory.used / _GIB:.2f} GiB in use{of_all}.")
 
     @property
-    def _chosen(self) -> LoadedModel | None:
+    def _chosen(self) -> ModelState | None:
         at, models = self.query_one(OptionList).highlighted, self._memory.models
         return None if at is None or at >= len(models) else models[at]
 
@@ -113,7 +113,7 @@ class LoadedModelsDialog(Dialog[None]):
             pin = partial(self._control.load, model.name, is_pinned=not model.is_pinned)
             self._change(model, pin)
 
-    def _change(self, model: LoadedModel, change: Callable[[], Awaitable[None]]) -> None:
+    def _change(self, model: ModelState, change: Callable[[], Awaitable[None]]) -> None:
         if self._changing:
             self.say(f"{one_line(self._changing, 60)} is being changed; wait for it.")
             return
@@ -134,7 +134,7 @@ class LoadedModelsDialog(Dialog[None]):
         await self._look()
 
 
-def _line(model: LoadedModel, changing: str) -> Content:
+def _line(model: ModelState, changing: str) -> Content:
     words = [
         _state(model, is_changing=model.name == changing),
         f"{model.memory / _GIB:.2f} GiB" if model.memory else "",
@@ -149,7 +149,7 @@ def _line(model: LoadedModel, changing: str) -> Content:
     )
 
 
-def _state(model: LoadedModel, *, is_changing: bool) -> str:
+def _state(model: ModelState, *, is_changing: bool) -> str:
     if is_changing:
         return "unloading …" if model.state == _IN_USE else "loading …"
     if model.state in ("loading", "unloading"):
@@ -157,7 +157,7 @@ def _state(model: LoadedModel, *, is_changing: bool) -> str:
     return "not loaded" if model.state == "unloaded" else ""
 
 
-def _use(model: LoadedModel) -> str:
+def _use(model: ModelState) -> str:
     if model.num_requests:
         return f"{model.num_requests} request{'s' * (model.num_requests > 1)}"
     return "" if model.seconds_left is None else f"unloads in {model.seconds_left:.0f} s"

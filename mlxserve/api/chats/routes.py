@@ -15,9 +15,10 @@ from starlette.routing import Route
 from mlxserve.api.access.same_user import may_run_programs
 from mlxserve.api.access.security import client_name, key_id
 from mlxserve.api.bodies.body_route import BodyRoute
-from mlxserve.api.bodies.generation import Seed
+from mlxserve.api.bodies.generation import Seed, TopK
 from mlxserve.api.bodies.json_body import body_size
 from mlxserve.api.bodies.request_body import RequestBody
+from mlxserve.api.bodies.thinking import Effort
 from mlxserve.api.chats.answer_writer import AnswerOrder
 from mlxserve.api.chats.following import event_stream
 from mlxserve.api.chats.forms import card_of, sent_form
@@ -45,7 +46,7 @@ from mlxserve.history.context import sent_messages
 from mlxserve.history.messages import CAN_CONTINUE, ChatRecord, Role, State, StoredMessage
 from mlxserve.history.store import SeenLeaf, Store, draft_name
 
-_SAMPLING = ("temperature", "top_p", "max_tokens", "seed")
+_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "max_tokens", "seed", "reasoning_effort")
 _ENCODED_PER_SECOND = 20 << 20  # characters
 _MAX_READS = 5  # of a chat that changes meanwhile
 
@@ -68,8 +69,11 @@ class AnswerRequest(RequestBody):
     images: Annotated[list[ImageFields], Field(max_length=MAX_IMAGES)] = Field(default_factory=list)
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_k: TopK | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     max_tokens: Count | None = None
     seed: Seed | None = None
+    reasoning_effort: Effort = None
 
     @model_validator(mode="after")
     def _is_one_of_three(self) -> AnswerRequest:

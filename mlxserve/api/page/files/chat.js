@@ -2,11 +2,13 @@
 
 import { Refused } from "./api.js";
 import * as attachments from "./attachments.js";
+import * as compare from "./compare.js";
 import { downloaded, offer } from "./download.js";
 import * as drafts from "./drafts.js";
 import { follow, leave as leaveFeed, patched } from "./follow.js";
 import { draw, drawText, elementOf, whenParsed } from "./message.js";
 import { keep, toEnd, toWords } from "./place.js";
+import * as prompts from "./prompts.js";
 import { sampling } from "./sampling.js";
 import { $, arrange, button, count, element, say, tell, wait } from "./show.js";
 import * as store from "./store.js";
@@ -239,12 +241,13 @@ async function lookAgain(open) { // the terminal writes this answer
 
 // ---- the screen
 
-function drawChat() {
+export function drawChat() {
   const path = chat.path();
   const acts = { choose: show, edit, regenerate, goOn, textOf: (message) => store.textOf(chat, message), isLast: (message) => message === chat.leaf };
   const below = refused && !path.includes(refused) ? [refused] : [];
+  const versions = (message) => (below.includes(message) ? [message] : chat.versions(message));
   keep(() => arrange($("log"), path.length || below.length
-    ? [...path, ...below].map((message) => draw(message, below.includes(message) ? [message] : chat.versions(message), acts))
+    ? compare.arranged([...path, ...below], versions, (message) => draw(message, versions(message), acts), show)
     : [welcome()]));
   const { prompt_tokens, completion_tokens } = path.findLast((one) => one.stats.prompt_tokens)?.stats ?? {};
   $("context").textContent = prompt_tokens && model
@@ -266,6 +269,7 @@ function welcome() {
   }
   for (const idea of model.id === BUNDLED ? DEMO_IDEAS : IDEAS)
     shown.append(button(idea, () => submit({ text: idea, images: [] })));
+  shown.append(...prompts.beginnings());
   return shown;
 }
 
@@ -301,9 +305,10 @@ async function begin(body, asked = null, isTyped = false) {
   drawQueue();
   try {
     if (open.id === null) await created(open, asked.text);
-    const { question, answer } = await store.begin(open, { ...body, model: model.id, ...sampling() });
+    const { question, answer } = await store.begin(open, { model: model.id, ...body, ...sampling() });
     if (question) {
       mine.add(question.id);
+      compare.begun(question);
       open.take({ ...question, images: asked.images });
       drafts.sent(open);
     }
@@ -352,8 +357,11 @@ function ended(message) {
   askNext();
 }
 
-function askNext() { // what was queued, once the answer before it is there
-  if (!queue.length || chat.writing || asking) return;
+function askNext() { // the second model, then what was queued, once the answer before it is there
+  if (chat.writing || asking) return;
+  const other = compare.next(chat);
+  if (other) { begin(other); return; }
+  if (!queue.length) return;
   if (refused || !["done", "cut"].includes(chat.leaf?.state)) { returnQueue(); return; }
   const next = queue.shift();
   drawQueue();
@@ -416,11 +424,11 @@ function regenerate(message) {
   const later = path.length - 1 - path.indexOf(message);
   if (path.includes(message) && later > 0)
     tell(`${later} later ${later === 1 ? "message stays" : "messages stay"} with the version before; ‹ shows them.`);
-  begin({ parent_id: message.parent.id });
+  begin({ parent_id: message.parent.id, ...compare.modelOf(message) });
 }
 
 function goOn(message) {
-  if (!chat.writing && !asking) begin({ continues: message.id });
+  if (!chat.writing && !asking) begin({ continues: message.id, ...compare.modelOf(message) });
 }
 
 function edit(message) {
@@ -450,6 +458,7 @@ function leave() { // a running answer goes on in the server
   drafts.keep(chat);
   drafts.flush();
   attachments.clear();
+  prompts.left();
   leaveFeed();
   tools.close();
   unsaved("");

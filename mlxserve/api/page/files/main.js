@@ -2,13 +2,15 @@
 
 import { Refused, useKey, whenKeyWanted } from "./api.js";
 import * as attachments from "./attachments.js";
-import { reopen, serve, start } from "./chat.js";
+import { drawChat, reopen, serve, setSystem, start } from "./chat.js";
+import * as compare from "./compare.js";
 import { drawMap, follow } from "./engine.js";
 import * as history from "./history.js";
 import * as keys from "./keys.js";
 import * as menu from "./menu.js";
-import { chosenModel, whenChosen } from "./models.js";
+import { chosenModel, names, whenChosen } from "./models.js";
 import * as place from "./place.js";
+import * as prompts from "./prompts.js";
 import * as sampling from "./sampling.js";
 import * as served from "./served.js";
 import * as settings from "./settings.js";
@@ -27,11 +29,13 @@ async function followServer() {
     try {
       const card = await chosenModel();
       serve(card);
+      compare.offer(names(), card.id);
       say(card.loaded ? "Ready" : "Ready; the first message loads the model");
       if (!isListed) {
         isListed = true;
         await reopen();
         history.refresh();
+        prompts.refresh();
       }
       if (card.loaded) {
         await follow(card.id, signal);
@@ -95,6 +99,8 @@ showSide("engine", localStorage.getItem(ENGINE) === "open" && matchMedia("(min-w
 showSide("chats", matchMedia("(min-width: 72rem)").matches);
 attachments.start();
 sampling.start();
+compare.start(drawChat);
+prompts.start({ choose: setSystem, redraw: drawChat });
 settings.start();
 theme.start(drawMap);
 tools.start();

@@ -24,6 +24,8 @@ export async function chosenModel() {
   return { ...card, max_model_len: card.max_model_len ?? card.context_length ?? 0 };
 }
 
+export const names = () => Array.from($("models").options, ({ value }) => value);
+
 export function choose(name) {
   if (name === chosen) return;
   chosen = name;
