@@ -37,6 +37,7 @@ from tui.actions.draft import Draft
 from tui.actions.loaded_models import LoadedModels
 from tui.actions.model_switch import ModelSwitch
 from tui.actions.placing import Placing
+from tui.actions.prompt_choice import PromptChoice
 from tui.actions.revising import Revising
 from tui.actions.sampling_choice import SamplingChoice
 from tui.actions.second_press import SECONDS, SecondPress
@@ -131,6 +132,7 @@ class ChatApp(App[None]):
             "pin": placing.pin,
             "folder": placing.move,
             "system": self.browsing.set_system,
+            "prompts": PromptChoice(self, self.link, chat, self.answering, self._sampling).choose,
             "set": self._sampling.change,
             "attach": self._draft.attach,
             "editor": self._draft.in_editor,

@@ -54,6 +54,7 @@ COMMAND_GROUPS: dict[str, tuple[Command, ...]] = {
         ),
         Command("editor", "Write the message in $EDITOR", ("ctrl+g",)),
         Command("system", "Edit the system prompt; `off` removes it", (), "[TEXT|off]"),
+        Command("prompts", "Choose, save or delete a saved prompt", (), "[NAME]"),
         Command("set", "Set temperature, seed …; `off` resets", (), "[NAME VALUE]"),
         Command("compact", "Summarise the start to free context"),
     ),

@@ -46,6 +46,10 @@ class SamplingChoice:
             self._draft.begin(f"/set {argument}")
             self._window.notify(str(error), severity="error")
             return
+        await self.use(saved)
+
+    async def use(self, saved: Preset) -> None:
+        """Use these values instead of all that were set, and their system prompt if they have one."""
         if saved.system is not None:
             await self._open_chat.set_system(saved.system)
         self._use(saved.sampling)

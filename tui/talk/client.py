@@ -21,6 +21,7 @@ from tui.talk.errors import ChatError
 from tui.talk.http_client import ClosingClient
 from tui.talk.model_control import ModelControl
 from tui.talk.pieces import Began, Finish, Piece, TextPiece, ThinkingPiece, ToolPiece, UsagePiece
+from tui.talk.prompt_client import PromptClient
 from tui.talk.served_model import ServedModel
 from tui.talk.wire import check, error_code, events, explained, json_object, said, start_of
 
@@ -74,6 +75,7 @@ class ChatClient:
         )
         self.engine = EngineClient(self._http, self.url)
         self.control = ModelControl(self._http, self.url)
+        self.prompts = PromptClient(self._http, self.url)
 
     async def __aenter__(self) -> ChatClient:
         return self

@@ -16,7 +16,7 @@ from textual.widgets.option_list import Option
 
 from mlxserve.system.terminal_text import one_line
 from tui.talk.errors import ChatError
-from tui.talk.model_control import ModelState, ModelBusy, ModelControl, ModelMemory
+from tui.talk.model_control import ModelBusy, ModelControl, ModelMemory, ModelState
 from tui.widgets.dialog import Dialog
 from tui.workers import start_worker
 

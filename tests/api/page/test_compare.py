@@ -63,7 +63,7 @@ def test_both_models_answer_and_the_chat_goes_on_from_the_chosen_one(visit: Open
         seen.wait_for_answers(4)
         assert page.locator(".columns").count() == 2, "this tab still shows two columns"
         page.locator(".column").last.get_by_text("Regenerate").click()
-        seen.until_text(".column .actions", "2/3")
+        seen.until_text(".column .actions", "3/3")
         assert len(models.chats["second"].rendered) == 3
         page.click("#beside-off")
         page.locator(".columns").first.wait_for(state="detached")
