@@ -233,6 +233,18 @@ def test_a_choice_of_models_and_a_page_without_its_key(
     ):
         seen.page.locator("#models").wait_for()
         judge(seen, "a choice of models")
+        seen.page.click("#settings-open")
+        seen.page.fill("#prompt-name", "Brief")
+        seen.page.click("#prompt-save")
+        seen.until_text("#prompt-note", "Saved as Brief.")
+        seen.page.select_option("#second", "fake:formal")
+        judge(seen, "settings with a saved prompt and a second model")
+        seen.page.click("#settings .main")
+        judge(seen, "an empty page with a saved prompt")
+        seen.ask("Who?")
+        seen.wait_for_answers(2)
+        seen.page.locator(".column >> nth=1").wait_for()
+        judge(seen, "answers of two models")
     locked = start_server(access=AccessPolicy(api_keys=["a-key-of-this-test"]))
     with visit(locked.url, bypass_csp=True) as seen:
         seen.is_alone = True  # Chromium logs the 401
