@@ -9,10 +9,10 @@ from typing import Any
 import httpx
 
 from tui.talk.errors import ChatError, NoEngine
-from tui.talk.wire import check, error_code, explained, json_object, said
+from tui.talk.wire import error_code, explained, json_object, own_content, said
 
 _MODELS = "/api/v1/models"
-_ABSENT = (httpx.codes.NOT_FOUND, httpx.codes.METHOD_NOT_ALLOWED)
+_BUSY = "busy"  # the code of the refusal to unload a model that answers
 _LOADING = httpx.Timeout(10.0, read=None)  # a large model takes minutes, behind others longer
 
 
@@ -99,15 +99,10 @@ class ModelControl:
         self._content(reply)
 
     def _content(self, reply: httpx.Response) -> dict[str, Any]:
-        """Return the reply's object. Raises ChatError, in the server's words where it has some."""
         content = json_object(reply.content)
-        code = error_code(content)
-        if reply.status_code in _ABSENT and code != "model_not_found":
-            raise self._no_control()
-        if reply.is_error and (words := said(content)):
-            raise (ModelBusy if code == "busy" else ChatError)(f"{words}.")
-        check(reply.status_code, reply.content, self._url)
-        return content
+        if error_code(content) == _BUSY:
+            raise ModelBusy(f"{said(content)}.")
+        return own_content(reply, self._url, lacks=self._no_control(), known="model_not_found")
 
     def _no_control(self) -> NoEngine:
         return NoEngine(

@@ -8,11 +8,10 @@ from typing import Any
 import httpx
 
 from mlxserve.history.saved_prompts import SamplingValues, SavedPrompt
-from tui.talk.errors import ChatError, NoEngine
-from tui.talk.wire import check, error_code, explained, json_object, said
+from tui.talk.errors import NoEngine
+from tui.talk.wire import explained, own_content
 
 _PROMPTS = "/api/v1/prompts"
-_ABSENT = (httpx.codes.NOT_FOUND, httpx.codes.METHOD_NOT_ALLOWED)
 
 
 class PromptClient:
@@ -46,14 +45,7 @@ class PromptClient:
         self._content(reply)
 
     def _content(self, reply: httpx.Response) -> dict[str, Any]:
-        """Return the reply's object. Raises ChatError, in the server's words where it has some."""
-        content = json_object(reply.content)
-        if reply.status_code in _ABSENT and error_code(content) != "unknown_prompt":
-            raise self._no_prompts()
-        if reply.is_error and (words := said(content)):
-            raise ChatError(f"{words}.")
-        check(reply.status_code, reply.content, self._url)
-        return content
+        return own_content(reply, self._url, lacks=self._no_prompts(), known="unknown_prompt")
 
     def _no_prompts(self) -> NoEngine:
         return NoEngine(

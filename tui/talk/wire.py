@@ -11,12 +11,13 @@ import httpx
 
 from mlxserve.system.terminal_text import one_line
 from mlxserve.system.well_formed import well_formed
-from tui.talk.errors import ChatError, ContextFull, ToolsRefused
+from tui.talk.errors import ChatError, ContextFull, NoEngine, ToolsRefused
 from tui.talk.sse import EventReader, EventTooLarge, ServerEvent
 
 _MAX_ERROR_SIZE = 64 * 1024
 # Statuses with which servers refuse fields that they or the model cannot do.
 _INVALID = (400, 422, 500, 501)
+_ABSENT = (httpx.codes.NOT_FOUND, httpx.codes.METHOD_NOT_ALLOWED)
 
 
 @contextmanager
@@ -48,6 +49,23 @@ def check(status: int, content: bytes, url: str) -> None:
     if status >= httpx.codes.BAD_REQUEST:
         body = json_object(content)
         raise _refusal(status, error_code(body), said(body), url)
+
+
+def own_content(reply: httpx.Response, url: str, *, lacks: NoEngine, known: str) -> dict[str, Any]:
+    """Return the object of a reply to one of mlxserve's own routes.
+
+    lacks: raised if the server does not have the route
+    known: the code of a 404 of a server that has it
+
+    Raises ChatError, in the server's words where it has some.
+    """
+    content = json_object(reply.content)
+    if reply.status_code in _ABSENT and error_code(content) != known:
+        raise lacks
+    if reply.is_error and (words := said(content)):
+        raise ChatError(f"{words}.")
+    check(reply.status_code, reply.content, url)
+    return content
 
 
 async def start_of(reply: httpx.Response) -> bytes:
