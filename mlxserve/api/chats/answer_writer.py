@@ -83,7 +83,7 @@ class AnswerOrder:
     fields: further fields of the request, such as temperature
     continues: the last message is the beginning of the answer
     has_tools: the model may call the tools of this server
-    question_parent_id: the end of the branch before the question
+    leaf_before: the end of the branch that is shown again if there is no answer at all
     """
 
     owner: str
@@ -94,7 +94,7 @@ class AnswerOrder:
     fields: Mapping[str, Any]
     continues: bool
     has_tools: bool
-    question_parent_id: int | None
+    leaf_before: int | None
 
 
 class _Refused(AnswerFailed):
@@ -322,13 +322,13 @@ class AnswerWriter:
         return None
 
     async def _ended(self) -> ChatRecord | None:
-        """Read the chat; a question that got no answer at all no longer ends the branch."""
+        """Read the chat; an answer that failed without a word no longer ends the branch."""
         is_refused = self.answer.state is State.FAILED and self.answer.is_empty
 
         def read(store: Store) -> ChatRecord:
             message = self.answer.record()
             if is_refused and store.chat(message.chat_id).leaf_id == message.id:
-                store.show_leaf(message.chat_id, self._order.question_parent_id)
+                store.show_leaf(message.chat_id, self._order.leaf_before)
             return store.chat(message.chat_id)
 
         try:

@@ -108,7 +108,7 @@ class _Begun:
     answer: StoredMessage
     messages: list[dict[str, Any]]
     num_characters: int
-    question_parent_id: int | None
+    before: int | None
 
 
 class ChatAnswers:
@@ -160,7 +160,7 @@ class ChatAnswers:
             fields={**({"model": body.model} if body.model else {}), **body.sampling_fields()},
             continues=body.continues is not None and bool(begun.answer.text),
             has_tools=has_tools,
-            question_parent_id=begun.question_parent_id,
+            leaf_before=begun.before,
         )
         if begun.question is not None:
             self._live.added(owner, begun.question)
@@ -259,7 +259,8 @@ def _begun(store: Store, chat: ChatRecord, body: AnswerRequest) -> _Begun:
         model=body.model or "",
         seen=seen,
     )
-    return _with_messages(store, chat, question, answer, parent)
+    before = body.leaf_id if question is None else question.parent_id
+    return _with_messages(store, chat, question, answer, before)
 
 
 def _continued(store: Store, chat: ChatRecord, body: AnswerRequest, seen: SeenLeaf) -> _Begun:
@@ -277,7 +278,8 @@ def _continued(store: Store, chat: ChatRecord, body: AnswerRequest, seen: SeenLe
     )
     store.save(begun)
     path = store.path(answer.id)
-    return _with_messages(store, chat, None, begun, path[-2] if len(path) > 1 else begun)
+    before = path[-2].parent_id if len(path) > 1 else begun.parent_id
+    return _with_messages(store, chat, None, begun, before)
 
 
 def _with_messages(
@@ -285,8 +287,9 @@ def _with_messages(
     chat: ChatRecord,
     question: StoredMessage | None,
     answer: StoredMessage,
-    parent: StoredMessage,
+    before: int | None,
 ) -> _Begun:
+    """`before`: the end of the branch that is shown again if the model says nothing at all."""
     path = store.path(answer.id)
     return _Begun(
         store.chat(chat.id),
@@ -294,5 +297,5 @@ def _with_messages(
         answer,
         sent_messages(path, chat.system, chat.left_out),
         sum(each.num_characters for each in path) + chat.num_characters,
-        parent.parent_id,
+        before,
     )

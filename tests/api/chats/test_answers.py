@@ -14,6 +14,7 @@ import pytest
 
 from mlxserve.api.access.policy import AccessPolicy
 from mlxserve.api.chats import feed, live_chats
+from mlxserve.core.errors import OutOfMemory
 from mlxserve.history.messages import Role, State
 from mlxserve.history.store import Store
 from mlxserve.request import FinishReason
@@ -190,6 +191,23 @@ def test_an_answer_is_made_again_beside_the_first(chat: FakeChat, page: httpx.Cl
     found = ended(page, number)
     assert [one["parent_id"] for one in found["messages"]] == [None, question, question]
     assert found["leaf_id"] == second["answer"]["id"]
+
+
+def test_another_answer_that_fails_leaves_the_one_that_was_shown(
+    chat: FakeChat, page: httpx.Client
+) -> None:
+    number = made(page)
+    begun = asked(page, number, text="Why?")
+    ended(page, number)
+    question, first = begun["question"]["id"], begun["answer"]["id"]
+    chat.submit_error = OutOfMemory("It does not fit.")
+    asked(page, number, leaf_id=first, parent_id=question, model="other")
+    found = ended(page, number)
+    assert (found["messages"][-1]["state"], found["messages"][-1]["error"]) == (
+        "failed",
+        "It does not fit.",
+    )
+    wait_until(lambda: read(page, number)["leaf_id"] == first, PATIENCE)
 
 
 @pytest.mark.parametrize(

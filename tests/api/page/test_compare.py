@@ -71,6 +71,23 @@ def test_both_models_answer_and_the_chat_goes_on_from_the_chosen_one(visit: Open
         assert seen.errors == []
 
 
+def test_a_second_model_that_cannot_answer_leaves_the_first_ones_answer(visit: Open) -> None:
+    scripts = {"first": answer("One says"), "broken": None}
+    with serving_several(scripts) as (server, _), visit(server.url) as seen:
+        page = seen.page
+        seen.until("Ready")
+        page.click("#settings-open")
+        page.select_option("#second", "broken")
+        page.click("#settings .main")
+        seen.ask("Who?")
+        seen.until_text(".failed .note", "broken needs 9.00 GiB")
+        assert seen.texts[:2] == ["Who?", "One says"]
+        assert page.input_value("#text") == ""
+        seen.ask("And then?")
+        seen.until_text(".user .body", "And then?")
+        assert seen.errors == []
+
+
 def test_one_model_has_nothing_beside_it(
     chat: FakeChat, start_server: StartServer, visit: Open
 ) -> None:

@@ -347,10 +347,12 @@ async function notBegun(open, asked, error) {
 
 function ended(message) {
   const isEmptyFailure = message.state === "failed" && !message.blocks?.length && !message.text && !message.rounds.length;
-  if (isEmptyFailure) { // the server shows the branch before the question, which goes back to the composer
+  if (isEmptyFailure) { // the server shows the branch before; a question without an answer goes back to the composer
     refused = message;
-    if (mine.has(message.parent?.id)) give(message.parent);
-    if (chat.leaf === message) chat.leaf = message.parent?.parent ?? null;
+    const other = chat.versions(message).findLast((one) => one !== message);
+    if (!other && mine.has(message.parent?.id)) give(message.parent);
+    if (chat.leaf === message && other) chat.showBranch(other);
+    else if (chat.leaf === message) chat.leaf = message.parent?.parent ?? null;
   }
   drawChat();
   $("announce").textContent = message.state === "done" ? "Answer: " + wordsOf(elementOf(message)) : "The answer ended: " + message.state;
