@@ -114,6 +114,9 @@ def test_one_of_several_models_is_listed_and_unloaded_and_comes_back(
     shown = home.run("ps").out
     assert re.search(r"big .* GiB  idle, stays\n", shown)
     assert re.search(r"small .* GiB  idle, \d+ s left\n", shown)
+    pin = {"model": "small", "pinned": True}
+    httpx.post(f"{server['url']}/api/v1/models/load", json=pin, timeout=60).raise_for_status()
+    assert re.search(r"small .* GiB  idle, pinned\n", home.run("ps").out)
     assert "Unloaded small" in home.run("stop", "small").out
     assert [one["state"] for one in home.servers()[0]["models"]] == ["loaded", "unloaded"]
     assert httpx.post(f"{server['url']}/v1/completions", json=body, timeout=60).status_code == 200

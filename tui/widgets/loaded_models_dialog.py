@@ -40,8 +40,8 @@ class LoadedModelsDialog(Dialog[None]):
         self._control = control
         self._memory = ModelMemory(())
         self._lines: list[Content] = []
-        self._problem = ""  # of the last change
         self._changing = ""  # the model that is loaded or unloaded from here
+        self._noted, self._note = "", ""  # a model, and what is said of it until another is chosen
         self._busy = ""  # the model that answers, and is unloaded with the next press
 
     def compose(self) -> ComposeResult:
@@ -77,7 +77,7 @@ class LoadedModelsDialog(Dialog[None]):
             options.highlighted = min(at, len(lines) - 1) if lines else None
         limit = self._memory.limit
         of_all = "" if limit is None else f" of {limit / _GIB:.2f} GiB for all"
-        self.say(self._problem or f"{self._memory.used / _GIB:.2f} GiB in use{of_all}.")
+        self.say(self._note or f"{self._memory.used / _GIB:.2f} GiB in use{of_all}.")
 
     @property
     def _chosen(self) -> ModelState | None:
@@ -86,8 +86,9 @@ class LoadedModelsDialog(Dialog[None]):
 
     @on(OptionList.OptionHighlighted)
     def _moved(self) -> None:
-        if self._chosen is not None and self._chosen.name != self._busy:
-            self._busy = ""
+        if self._chosen is not None and self._chosen.name != self._noted:
+            self._busy = self._noted = self._note = ""
+            self._show()
 
     @on(OptionList.OptionSelected)
     def _load(self) -> None:
@@ -95,7 +96,9 @@ class LoadedModelsDialog(Dialog[None]):
         if model is None:
             return
         if model.state == _IN_USE:
-            self.say(f"{one_line(model.name, 60)} is loaded. U unloads it, P pins it.")
+            self._tell(
+                model.name, f"{one_line(model.name, 60)} is loaded. U unloads it, P pins it."
+            )
         else:
             self._change(model, partial(self._control.load, model.name))
 
@@ -115,10 +118,11 @@ class LoadedModelsDialog(Dialog[None]):
 
     def _change(self, model: ModelState, change: Callable[[], Awaitable[None]]) -> None:
         if self._changing:
-            self.say(f"{one_line(self._changing, 60)} is being changed; wait for it.")
+            words = f"{one_line(self._changing, 60)} is being changed; wait for it."
+            self._tell(model.name, words)
             return
-        self._changing, self._problem, self._busy = model.name, "", ""
-        self._show()
+        self._changing, self._busy = model.name, ""
+        self._tell(model.name, "")
         start_worker(self, partial(self._run, model.name, change), group="change")
 
     async def _run(self, name: str, change: Callable[[], Awaitable[None]]) -> None:
@@ -126,12 +130,17 @@ class LoadedModelsDialog(Dialog[None]):
             await change()
         except ModelBusy:
             self._busy = name
-            self._problem = f"{one_line(name, 60)} is answering. U again ends its answers."
+            self._tell(name, f"{one_line(name, 60)} is answering. U again ends its answers.")
         except ChatError as error:
-            self._problem = one_line(str(error), 600)
+            self._tell(name, one_line(str(error), 600))
         finally:
             self._changing = ""
         await self._look()
+
+    def _tell(self, name: str, words: str) -> None:
+        """Show a note about a model, until another one is chosen."""
+        self._noted, self._note = name, words
+        self._show()
 
 
 def _line(model: ModelState, changing: str) -> Content:
