@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,7 +35,9 @@ class SeveralModels:
                 for name in self.scripts
             ]
         )
-        asyncio.run(registry.preload())
+        # On a thread of its own: playwright's event loop runs on the test's.
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(asyncio.run, registry.preload()).result(60)
         return registry
 
     def _loader(self, name: str) -> Callable[[int], Any]:
