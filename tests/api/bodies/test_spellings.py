@@ -131,7 +131,7 @@ def read(model: type[StrictModel], value: Json) -> str | None:
             model.model_validate(value)
             return None
         body: Any = model.read(value)
-        if hasattr(body, "sampling"):
+        if callable(getattr(body, "sampling", None)):
             body.sampling(SamplingParams())
         if hasattr(body, "turn"):
             body.turn()
