@@ -31,6 +31,20 @@ def test_the_page_is_a_few_files_of_text(client: TestClient) -> None:
     assert client.post("/").status_code == 405
 
 
+def test_a_browser_gets_the_page_compressed_and_others_as_it_is(client: TestClient) -> None:
+    sizes = {"gzip, deflate, br": 0, "gzip;q=0": 0, "identity": 0}
+    for encoding in sizes:
+        for name in FILES:
+            path = "/" if name == "index.html" else f"/page/{name}"
+            reply = client.get(path, headers={**BROWSER, "accept-encoding": encoding})
+            assert reply.text == FILES[name]
+            assert "accept-encoding" in reply.headers["vary"]
+            sizes[encoding] += int(reply.headers["content-length"])
+    plain = sum(len(text.encode()) for text in FILES.values())
+    assert sizes == {**dict.fromkeys(sizes, plain), "gzip, deflate, br": sizes["gzip, deflate, br"]}
+    assert sizes["gzip, deflate, br"] < 60_000
+
+
 @pytest.mark.parametrize("name", ["routes.py", "%2e%2e%2froutes.py", "%2e%2e", "x.js"])
 def test_nothing_else_is_there(client: TestClient, name: str) -> None:
     assert client.get(f"/page/{name}").status_code == 404
