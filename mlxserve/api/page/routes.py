@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gzip
 from functools import cache
+from hashlib import blake2b
 from importlib.resources import files
 
 from starlette.exceptions import HTTPException
@@ -39,11 +40,15 @@ _GZIP = {"content-encoding": "gzip"}
 
 
 class WebPage:
-    """The page's files, read once."""
+    """The page's files, read once. A browser that has one asks whether it has changed (ETag)."""
 
     def __init__(self) -> None:
         folder = files("mlxserve.api.page").joinpath("files")
         self._files = {file.name: file.read_bytes() for file in folder.iterdir()}
+        self._tags = {
+            name: f'"{blake2b(content, digest_size=8).hexdigest()}"'
+            for name, content in self._files.items()
+        }
 
     def routes(self) -> list[Route]:
         return [
@@ -64,15 +69,24 @@ class WebPage:
 
     def _reply(self, request: Request, name: str) -> Response:
         """Send a file, compressed to a third for browsers, which all name gzip without a weight."""
-        kind, content = _TYPES[name.rpartition(".")[2]], self._files[name]
+        tag, content = self._tags[name], self._files[name]
+        # Weak: one tag for the file and for its compressed form.
+        headers = {**_HEADERS, "etag": f"W/{tag}"}
+        if tag in _tags_of(request.headers.get("if-none-match", "")):
+            return Response(status_code=304, headers=headers)
+        kind = _TYPES[name.rpartition(".")[2]]
         accepted = request.headers.get("accept-encoding", "").split(",")
         if "gzip" in (each.strip() for each in accepted):
-            headers = {**_HEADERS, **_GZIP}
-            return Response(_compressed(content), media_type=kind, headers=headers)
-        return Response(content, media_type=kind, headers=_HEADERS)
+            return Response(_compressed(content), media_type=kind, headers={**headers, **_GZIP})
+        return Response(content, media_type=kind, headers=headers)
 
 
 @cache
 def _compressed(content: bytes) -> bytes:
     """Compress a file once. Nothing of a request is in it, so its size tells nothing of one."""
     return gzip.compress(content, mtime=0)
+
+
+def _tags_of(header: str) -> list[str]:
+    """Return the tags of an If-None-Match header, weak or not."""
+    return [tag.strip().removeprefix("W/") for tag in header.split(",")]

@@ -45,6 +45,16 @@ def test_a_browser_gets_the_page_compressed_and_others_as_it_is(client: TestClie
     assert sizes["gzip, deflate, br"] < 60_000
 
 
+@pytest.mark.parametrize("path", ["/", "/page/main.js", "/page/page.css"])
+def test_a_file_that_has_not_changed_is_not_sent_again(client: TestClient, path: str) -> None:
+    tag = client.get(path, headers=BROWSER).headers["etag"]
+    for known in (tag, f'"another", {tag.removeprefix("W/")}'):
+        reply = client.get(path, headers={**BROWSER, "if-none-match": known})
+        assert (reply.status_code, reply.content, reply.headers["etag"]) == (304, b"", tag)
+        assert reply.headers["content-security-policy"]
+    assert client.get(path, headers={**BROWSER, "if-none-match": '"another"'}).content
+
+
 @pytest.mark.parametrize("name", ["routes.py", "%2e%2e%2froutes.py", "%2e%2e", "x.js"])
 def test_nothing_else_is_there(client: TestClient, name: str) -> None:
     assert client.get(f"/page/{name}").status_code == 404
