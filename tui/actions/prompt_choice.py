@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 from textual.app import App
 
@@ -15,9 +16,11 @@ from tui.actions.server_link import ServerLink
 from tui.chat.open_chat import OpenChat
 from tui.chat.sampling import Preset, Sampling, SamplingRefused
 from tui.talk.errors import ChatError
-from tui.talk.prompt_client import PromptClient
 from tui.widgets.prompts_dialog import PromptsDialog
 from tui.workers import start_worker
+
+if TYPE_CHECKING:
+    from tui.talk.prompt_client import PromptClient
 
 
 @dataclass

@@ -17,3 +17,7 @@ class ToolsRefused(ChatError):
 
 class NoEngine(ChatError):
     """The server does not report its engine: it is not mlxserve."""
+
+
+class ModelBusy(ChatError):
+    """The model answers, and is unloaded by force only."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from textual import on
 from textual.app import ComposeResult
@@ -15,10 +15,13 @@ from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
 from mlxserve.system.terminal_text import one_line
-from tui.talk.errors import ChatError
-from tui.talk.model_control import ModelBusy, ModelControl, ModelMemory, ModelState
+from tui.talk.errors import ChatError, ModelBusy
+from tui.talk.model_states import ModelMemory, ModelState
 from tui.widgets.dialog import Dialog
 from tui.workers import start_worker
+
+if TYPE_CHECKING:
+    from tui.talk.model_control import ModelControl
 
 _LOOK_SECONDS = 1.0
 _NAME_WIDTH = 44
