@@ -1,4 +1,4 @@
-"""Times chunks by the tile kernel and by MLX's attention over copies, on this machine.
+"""Times chunks by the tile kernel and by MLX's two attentions over copies, on this machine.
 
 Which is faster depends on the chip, MLX's version, the head dimension and the rows: a copy costs as much
 for few rows as for many. `use_timed` then replaces the rule by which long chunks are chosen otherwise.
@@ -9,13 +9,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import mlx.core as mx
 
 from metal_kernels.few_rows_trial import REFUSALS
 from metal_kernels.limits import MIN_ACCELERATED_ROWS, MIN_COPIED_ROWS
-from metal_kernels.long_chunks import is_fused
+from metal_kernels.long_chunks import CopiedChunks, is_fused, is_unfused
 from metal_kernels.metal import MetalBackend
 from metal_kernels.speeds import TimedAttention, paged_seconds
 
@@ -29,28 +29,77 @@ _REPEATS = 2
 Timer: TypeAlias = Callable[[MetalBackend, TimedAttention], float]
 
 
+class WayTimes(NamedTuple):
+    """Milliseconds of one chunk by each way; None for one that is not timed.
+
+    tiles: by the tile kernel
+    fused: over copies, by MLX's fused attention
+    unfused: over copies, by its unfused one in blocks of rows
+    """
+
+    tiles: float
+    fused: float | None = None
+    unfused: float | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class ChunkTimes:
-    """Milliseconds of a layer's chunks by their rows: (tiles, copies)."""
+    """Milliseconds of a layer's chunks by their rows. Of all rows the same ways are timed."""
 
-    by_rows: dict[int, tuple[float, float]]
+    by_rows: dict[int, WayTimes]
 
-    @property
-    def first_copied(self) -> int | None:
-        """The fewest rows from which on copies are faster; None if they never are."""
+    def choice(self, num_heads: int) -> CopiedChunks | None:
+        """Return how chunks attend that have the layer's query heads; None by the tile kernel.
+
+        Of MLX's two attentions the one that is faster for the most rows takes all copies: the
+        memory that is planned for these suffices for fewer rows.
+        """
+        is_unfused = self._is_unfused
         first = None
-        for rows, (tiles, copies) in sorted(self.by_rows.items(), reverse=True):
-            if copies >= tiles:
+        for rows, times in sorted(self.by_rows.items(), reverse=True):
+            copies = times.unfused if is_unfused else times.fused
+            if copies is None or copies >= times.tiles:
                 break
             first = rows
-        return first
+        if first is None:
+            return None
+        return CopiedChunks(first, num_heads if is_unfused else None)
+
+    @property
+    def _is_unfused(self) -> bool:
+        _, fused, unfused = self.by_rows[max(self.by_rows)]
+        return unfused is not None and (fused is None or unfused < fused)
 
     def __str__(self) -> str:
+        first = next(iter(self.by_rows.values()))
+        names = _listed(
+            [_NAMES[way] for way in WayTimes._fields if getattr(first, way) is not None]
+        )
+        each = ", ".join(
+            _listed([f"{time:.2f}" for time in times if time is not None])
+            for times in self.by_rows.values()
+        )
+        choice = self.choice(1)
+        if choice is None:
+            chosen = "the tile kernel"
+        else:
+            chosen = f"copies from {choice.first_rows} rows on"
+            chosen += ", unfused" if choice.unfused_heads is not None else ""
         rows = ", ".join(map(str, self.by_rows))
-        each = ", ".join(f"{tiles:.2f} and {copies:.2f}" for tiles, copies in self.by_rows.values())
-        first = self.first_copied
-        choice = "the tile kernel" if first is None else f"copies from {first} rows on"
-        return f"{choice}: {rows} rows take {each} ms by tiles and copies"
+        return f"{chosen}: {rows} rows take {each} ms by {names}"
+
+
+_NAMES = {
+    "tiles": "tiles",
+    "fused": "copies",
+    "unfused": "copies unfused",
+}
+
+
+def _listed(words: list[str]) -> str:
+    """`a, b and c`."""
+    *before, last = words
+    return f"{', '.join(before)} and {last}" if before else last
 
 
 def seconds_of(backend: MetalBackend, what: TimedAttention) -> float:
@@ -63,19 +112,25 @@ def time_chunks(
 ) -> ChunkTimes | None:
     """Time the chunks of a layer like `what`, whose context is at most that of `what` or 4096.
 
-    None where MLX has no fused kernel, or no exact one, and where one of the two does not run.
+    MLX's attention is timed fused where it has a fused kernel, and unfused where it computes so by
+    itself. None for float32, which it does not compute exactly, and where one way does not run.
     """
-    if what.dtype == mx.float32 or not is_fused(what.head_dim, what.dtype):
+    if what.dtype == mx.float32:
         return None
+    ways = {"tiles": replace(what, by_tiles=True)}
+    if is_fused(what.head_dim, what.dtype):
+        ways["fused"] = replace(what, by_copies=True)
+    if is_unfused(what.head_dim, what.dtype):
+        ways["unfused"] = replace(what, by_blocks=True)
     times = {}
     try:
         for rows in ROWS:
-            chunk = replace(what, rows=rows, context=max(rows, min(what.context, MAX_CONTEXT)))
-            tiles, copies = (
-                1e3 * timer(backend, each)
-                for each in (replace(chunk, by_tiles=True), replace(chunk, by_copies=True))
-            )
-            times[rows] = tiles, copies
+            context = max(rows, min(what.context, MAX_CONTEXT))
+            milliseconds = {
+                way: 1e3 * timer(backend, replace(chunk, rows=rows, context=context))
+                for way, chunk in ways.items()
+            }
+            times[rows] = WayTimes(**milliseconds)
     except REFUSALS as error:
         log.info("Chunks with head dimension %d are not timed: %s", what.head_dim, error)
         return None

@@ -1,4 +1,4 @@
-"""GatheredAttention: MLX's own attention over copies of a chunk's pages.
+"""GatheredAttention: MLX's own attention, fused or in blocks, over copies of a chunk's pages.
 
 MLX's kernels know no fence and no page, so they cannot read a pool. `gather_pages` binds the fence and
 writes what is seen of the pages side by side to arrays of its own, which MLX orders like any others.
@@ -8,6 +8,9 @@ behind it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import mlx.core as mx
 
 from metal_kernels import kernels, quantised
@@ -16,6 +19,7 @@ from metal_kernels.kernels import FENCE, Dispatch, Kernels
 from metal_kernels.long_chunks import Gathered, fused_attention
 from metal_kernels.ops import Attention
 from metal_kernels.tables import SequenceTables
+from metal_kernels.unfused_attention import attention_in_blocks
 
 _THREADS = 256
 
@@ -50,7 +54,12 @@ class GatheredAttention:
         self._fences.after_read(k_pool, fence)
         is_of_model = queries.ndim == 4
         rows = queries if is_of_model else queries[:, :, None]
-        out = fused_attention(
+        attend: Callable[..., mx.array] = fused_attention
+        if gathered.block_bytes:
+            attend = partial(
+                attention_in_blocks, window=attention.window, block_bytes=gathered.block_bytes
+            )
+        out = attend(
             rows.swapaxes(0, 2),
             keys[:, :, : gathered.num_seen],
             values[:, :, : gathered.num_seen],

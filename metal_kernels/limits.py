@@ -17,6 +17,9 @@ COPIED_DIMS = (64, 80, 96, 128)
 # 128 Ki positions of 8 kv heads of 128 dimensions. Copies of one or two layers are alive at
 # once, as a step waits for those before (`mlxserve/model/command_buffers.py`).
 SHARE_COPIED = 32
+# Bytes of a position's copies with these heads: what a step counts its copies in
+# (`mlxserve/core/step_rows.py`).
+COPY_BYTES = 4096
 # Copies of a chunk have room for the next power of two of positions, or from here on for the next
 # multiple of this number.
 _ROOM = 8192

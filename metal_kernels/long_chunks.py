@@ -1,11 +1,14 @@
-"""Long chunks: those that MLX's own attention takes, over copies of their pages."""
+"""Long chunks: those that MLX's own attention takes, over copies of their pages.
+
+Its fused attention, or its unfused one in blocks of rows (`unfused_attention.py`).
+"""
 
 from __future__ import annotations
 
 import functools
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby
 
@@ -13,6 +16,7 @@ import mlx.core as mx
 import numpy as np
 
 from metal_kernels.limits import (
+    COPY_BYTES,
     MIN_ACCELERATED_ROWS,
     MIN_COPIED_ROWS,
     SHARE_COPIED,
@@ -20,7 +24,9 @@ from metal_kernels.limits import (
     room_for,
 )
 from metal_kernels.plans import upload
+from metal_kernels.step_ways import StepWay
 from metal_kernels.tables import SequenceTables
+from metal_kernels.unfused_attention import BLOCK_BYTES
 
 log = logging.getLogger("metal_kernels")
 
@@ -34,20 +40,43 @@ _SLOWER_FUSED = (192, 256)
 _FAST_ON_ACCELERATORS = 256
 _ONLY_ON_ACCELERATORS = 512
 
+# Head dimensions that MLX computes fused without being forced: those of the kernel that is not slower.
+_FUSED_UNFORCED = tuple(dim for dim in _FUSED if dim not in _SLOWER_FUSED)
+
+
+@dataclass(frozen=True, slots=True)
+class CopiedChunks:
+    """How long chunks attend over copies of their pages.
+
+    first_rows: the fewest rows of such a chunk
+    unfused_heads: the most query heads of a layer that is computed by MLX's unfused attention,
+        whose scores are planned for; None if MLX's fused attention computes it
+    """
+
+    first_rows: int
+    unfused_heads: int | None = None
+
+    def score_bytes(self, rows: int, dtype: mx.Dtype) -> int:
+        """Bytes of a position's scores of all rows, and of their mask; 0 if they are not kept."""
+        if self.unfused_heads is None:
+            return 0
+        return rows * (self.unfused_heads * dtype.size + mx.bool_.size)
+
+
 # By head dimension and dtype, what a trial on this machine found; see `use_timed`.
-timed_choices: dict[tuple[int, mx.Dtype], int | None] = {}
+timed_choices: dict[tuple[int, mx.Dtype], CopiedChunks | None] = {}
 
 
-def use_timed(head_dim: int, dtype: mx.Dtype, first_copied: int | None) -> None:
-    """Copy the pages of chunks from so many rows on, or of none, in this process from now on.
+def use_timed(head_dim: int, dtype: mx.Dtype, chosen: CopiedChunks | None) -> None:
+    """Let long chunks attend so in this process from now on; None: by the tile kernel.
 
     The first call for a head dimension counts: another model's layers change no answer.
     """
-    timed_choices.setdefault((head_dim, dtype), first_copied)
+    timed_choices.setdefault((head_dim, dtype), chosen)
 
 
-def first_copied_rows(head_dim: int, dtype: mx.Dtype) -> int | None:
-    """The fewest rows of a chunk whose pages are copied; None if none are.
+def copying(head_dim: int, dtype: mx.Dtype) -> CopiedChunks | None:
+    """Return how long chunks attend over copies; None if the tile kernel reads their pages.
 
     By `use_timed`, or else MLX's own routing: a copy pays from 256 rows on, and from 64 on where
     only MLX's attention computes on neural accelerators.
@@ -57,7 +86,29 @@ def first_copied_rows(head_dim: int, dtype: mx.Dtype) -> int | None:
     if dtype == mx.float32 or not is_fast(head_dim, dtype):
         return None
     has_accelerators = is_fused(_ONLY_ON_ACCELERATORS, dtype)
-    return MIN_ACCELERATED_ROWS if has_accelerators else MIN_COPIED_ROWS
+    return CopiedChunks(MIN_ACCELERATED_ROWS if has_accelerators else MIN_COPIED_ROWS)
+
+
+def can_copy(
+    num_heads: int,
+    head_dim: int,
+    dtype: mx.Dtype,
+    *,
+    has_sinks: bool,
+    without: Collection[StepWay] = (),
+) -> bool:
+    """True if long chunks of a layer attend over copies; otherwise the tile kernel reads its pages.
+
+    num_heads: query heads. More than memory is planned for are not computed unfused, nor are
+        sinks, which MLX appends to a copy of the scores
+    without: ways that no step goes
+    """
+    how = copying(head_dim, dtype)
+    if how is None or StepWay.GATHERED in without:
+        return False
+    if how.unfused_heads is None:
+        return True
+    return not has_sinks and num_heads <= how.unfused_heads and StepWay.BLOCKS not in without
 
 
 def longest_copied(
@@ -67,15 +118,17 @@ def longest_copied(
 
     memory: the machine's, in bytes; None for this one's
 
-    Copying a key costs about as much as one row's product with it, so many rows make the copy
+    The copies, and the scores of unfused attention, take their share of the memory at most.
+    CopiedChunks a key costs about as much as one row's product with it, so many rows make the copy
     cheap. It depends on the chunk alone, so that an answer does not depend on its neighbours. The
     tile kernel keeps float32, which MLX's attention computes in TF32 on an M5.
     """
-    first = first_copied_rows(head_dim, dtype)
-    if first is None or rows < first:
+    how = copying(head_dim, dtype)
+    if how is None or rows < how.first_rows:
         return 0
     most = (total_memory() if memory is None else memory) // SHARE_COPIED
-    return positions_in(most // (2 * kv_heads * head_dim * dtype.size))
+    each = 2 * kv_heads * head_dim * dtype.size + how.score_bytes(rows, dtype)
+    return positions_in(most // each)
 
 
 def room_copied(
@@ -90,6 +143,24 @@ def room_copied(
     return room_for(positions) if positions <= longest else 0
 
 
+def counted_copies(
+    rows: int, context: int, kv_heads: int, head_dim: int, dtype: mx.Dtype, window: int | None
+) -> int:
+    """Positions that the copies of a chunk count as; arguments of `room_copied`."""
+    room = room_copied(rows, context, kv_heads, head_dim, dtype, window)
+    return counted_positions(rows, room, head_dim, dtype)
+
+
+def counted_positions(rows: int, positions: int, head_dim: int, dtype: mx.Dtype) -> int:
+    """Positions whose copies alone take as much memory as those of `positions` with their scores.
+
+    A step counts its copies so (`mlxserve/core/step_rows.py`); rows: of the chunk.
+    """
+    how = copying(head_dim, dtype)
+    each = 0 if how is None else how.score_bytes(rows, dtype)
+    return positions + -(-positions * each // COPY_BYTES)
+
+
 def is_fast(head_dim: int, dtype: mx.Dtype) -> bool:
     """True if MLX's fused attention is expected to be faster than the tile kernel.
 
@@ -101,6 +172,11 @@ def is_fast(head_dim: int, dtype: mx.Dtype) -> bool:
     if head_dim not in _SLOWER_FUSED:
         return True
     return head_dim == _FAST_ON_ACCELERATORS and is_fused(_ONLY_ON_ACCELERATORS, dtype)
+
+
+def is_unfused(head_dim: int, dtype: mx.Dtype) -> bool:
+    """True if MLX computes long chunks unfused unless it is forced, or has no fused kernel."""
+    return head_dim not in _FUSED_UNFORCED or not is_fused(head_dim, dtype)
 
 
 @functools.cache
@@ -174,9 +250,12 @@ class Gathered:
     room: int  # positions that the copies have room for
     pages: mx.array  # (3 + num_pages) int32, as gather_pages.metal lists them
     mask: mx.array | str  # (rows, positions seen) bool, or "causal"
+    block_bytes: int = 0  # of scores, in MLX's unfused attention; 0: by the fused one
 
     @classmethod
-    def from_tables(cls, tables: SequenceTables, window: int | None) -> Gathered:
+    def from_tables(
+        cls, tables: SequenceTables, window: int | None, block_bytes: int = 0
+    ) -> Gathered:
         """Plan the copy; tables: of one sequence."""
         rows, context, size = tables.num_rows, int(tables.context_lens[0]), tables.page_size
         first = _first_position(rows, context, window)
@@ -186,17 +265,19 @@ class Gathered:
         room = room_for(num_seen)
         listed = upload(np.concatenate([[first - first_page * size, num_seen, room], pages]))
         if window is None or window >= context:
-            return cls(len(pages), num_seen, room, listed, "causal")
+            return cls(len(pages), num_seen, room, listed, "causal", block_bytes)
         # By the device: half a million comparisons take a host a fifth of such a step's time.
         distance = mx.expand_dims(mx.arange(context - rows, context), 1) - mx.arange(first, context)
         mask = (distance >= 0) & (distance < window)
-        return cls(len(pages), num_seen, room, listed, mask)
+        return cls(len(pages), num_seen, room, listed, mask, block_bytes)
 
 
 def runs_of(
     tables: SequenceTables, kv_heads: int, head_dim: int, dtype: mx.Dtype, window: int | None
 ) -> tuple[ChunkRun, ...]:
     """Split chunks into runs, in order: each long one alone, short ones in between together."""
+    how = copying(head_dim, dtype)
+    block_bytes = 0 if how is None or how.unfused_heads is None else BLOCK_BYTES
 
     def is_long(sequence: int) -> bool:
         # A mask of rows and positions would take memory for which no step is planned.
@@ -212,7 +293,8 @@ def runs_of(
             if are_long:
                 for sequence in sequences:
                     run = _run(tables, sequence, sequence + 1)
-                    yield replace(run, gathered=Gathered.from_tables(run.tables, window))
+                    gathered = Gathered.from_tables(run.tables, window, block_bytes)
+                    yield replace(run, gathered=gathered)
             else:
                 yield _run(tables, sequences[0], sequences[-1] + 1)
 

@@ -26,7 +26,7 @@ from metal_kernels.gathered_attention import GatheredAttention
 from metal_kernels.kernels import Dispatch, Factory, Kernels
 from metal_kernels.latents import LatentAttention
 from metal_kernels.limits import PAGE_SIZES
-from metal_kernels.long_chunks import ChunkRun, Gathered, runs_of
+from metal_kernels.long_chunks import ChunkRun, Gathered, can_copy, runs_of
 from metal_kernels.ops import (
     FLOATS,
     Attention,
@@ -226,9 +226,12 @@ class MetalBackend:
             """
             check_attention(without_length(queries), k_pool, v_pool, tables, attention, sinks)
             check_pools(k_pool, v_pool)
-            if attention.softcap is None and StepWay.GATHERED not in self.without:
-                shape = k_pool.shape[1], queries.shape[-1], queries.dtype
-                runs = runs_of(tables, *shape, attention.window)
+            kind = queries.shape[-1], queries.dtype
+            may_copy = can_copy(
+                queries.shape[1], *kind, has_sinks=sinks is not None, without=self.without
+            )
+            if attention.softcap is None and may_copy:
+                runs = runs_of(tables, k_pool.shape[1], *kind, attention.window)
             else:
                 runs = (ChunkRun(tables, 0, tables.num_rows, None),)
             return [
@@ -276,13 +279,20 @@ class MetalBackend:
         tables: SequenceTables,
         attention: Attention,
         sinks: mx.array | None = None,
+        *,
+        block_bytes: int = 0,
     ) -> mx.array:
-        """Like `paged_prefill` of one chunk, by MLX's fused attention over copies of its pages.
+        """Like `paged_prefill` of one chunk, by MLX's attention over copies of its pages.
 
-        Raises ValueError if MLX has none.
+        block_bytes: scores of a block of rows, by MLX's unfused attention; 0: by its fused one
+
+        Raises ValueError if MLX has no fused one.
         """
         window = attention.window
-        gathered = tables.plan(("copies", window), lambda: Gathered.from_tables(tables, window))
+        gathered = tables.plan(
+            ("copies", window, block_bytes),
+            lambda: Gathered.from_tables(tables, window, block_bytes),
+        )
         return self._gathered.attend(queries, k_pool, v_pool, tables, gathered, attention, sinks)
 
     def _by_tiles(

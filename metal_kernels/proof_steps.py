@@ -22,6 +22,8 @@ Write: TypeAlias = Callable[[mx.array, mx.array], None]
 Decode: TypeAlias = Callable[[mx.array, mx.array], mx.array]
 Answers: TypeAlias = tuple[mx.array, mx.array]  # of the decodes, and of a chunk
 
+NUM_BLOCKS = 4  # of a chunk that attends in blocks
+
 
 def record(step: Callable[..., Any]) -> Callable[..., Any]:
     """A function that builds the same graph as `step`, which it calls once."""
@@ -46,7 +48,7 @@ class ProofSteps:
 
     def launch(self, keys: mx.array, values: mx.array) -> Answers:
         """Launch a step without waiting for it."""
-        if self.way is StepWay.GATHERED:
+        if self.way is not None and self.way.has_copies:
             # Before the decodes, which wait for the write as well.
             self._write(keys, values)
             prefilled = self._prefilled()
@@ -71,9 +73,11 @@ class ProofSteps:
         return self.backend.paged_decode(self.queries, *self.pools, self.tables, self.attention)
 
     def _prefilled(self) -> mx.array:
-        return self.backend.paged_prefill(
-            self.chunk_queries, *self.pools, self.chunks, self.attention
-        )
+        chunk = self.chunk_queries, *self.pools, self.chunks, self.attention
+        if self.way is StepWay.BLOCKS:
+            scores = self.chunk_queries[..., 0].nbytes * int(self.chunks.context_lens[0])
+            return self.backend.attend_copies(*chunk, block_bytes=scores // NUM_BLOCKS)
+        return self.backend.paged_prefill(*chunk)
 
     def _write(self, keys: mx.array, values: mx.array) -> None:
         self.backend.write_kv(keys, values, *self.pools, self.slots)

@@ -120,7 +120,7 @@ QUICK_GROUP = replace(QUICK, group=8)  # runs on another kernel
 
 def in_way(load: FenceLoad, way: StepWay) -> FenceLoad:
     """Return the load in this way. Copies are made of a long chunk's pages, in 16 bits."""
-    if way is not StepWay.GATHERED:
+    if not way.has_copies:
         return replace(load, way=way)
     chunk = MIN_COPIED_ROWS + 3
     length = max(load.length, chunk + 6)

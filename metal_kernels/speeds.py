@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import mlx.core as mx
 import numpy as np
@@ -20,6 +21,7 @@ from metal_kernels.metal import MetalBackend
 from metal_kernels.ops import Attention, Backend
 from metal_kernels.reading import evaluate
 from metal_kernels.tables import IntArray, Plans, SequenceTables
+from metal_kernels.unfused_attention import BLOCK_BYTES
 
 PAGE_SIZE = 32
 GROUP = 4
@@ -46,7 +48,8 @@ class TimedAttention:
     group: query heads of a kv head
     by_tiles: chunks by the tile kernel, also where the backend would have MLX's attention read
         copies
-    by_copies: the other way round; of one sequence
+    by_copies: the other way round, by the fused attention; of one sequence
+    by_blocks: by MLX's unfused attention over copies; of one sequence
     pool_bytes: of a pool that is larger than the sequences need; 0 for what they need
     """
 
@@ -60,6 +63,7 @@ class TimedAttention:
     is_quantised: bool = False
     by_tiles: bool = False
     by_copies: bool = False
+    by_blocks: bool = False
     pool_bytes: int = 0
 
     @property
@@ -108,9 +112,7 @@ def paged_seconds(
     shape = (what.num_pages, what.kv_heads, PAGE_SIZE, what.head_dim)
     pools = [backend.new_pool(*shape, what.pool_dtype) for _ in range(2)]
     tables = what.tables()
-    op: Callable[..., mx.array] = backend.paged_decode if what.rows == 1 else backend.paged_prefill
-    if isinstance(backend, MetalBackend) and (what.by_tiles or what.by_copies):
-        op = backend.attend_tiles if what.by_tiles else backend.attend_copies
+    op = _op_of(backend, what)
     queries = what.queries()
     evaluate(queries, *pools)
 
@@ -122,6 +124,16 @@ def paged_seconds(
         evaluate(output)
 
     return best_of(repeats, run) / 1e9 / queued
+
+
+def _op_of(backend: Backend, what: TimedAttention) -> Callable[..., mx.array]:
+    """Return the op, by the way that `what` asks for."""
+    if isinstance(backend, MetalBackend):
+        if what.by_tiles:
+            return backend.attend_tiles
+        if what.by_copies or what.by_blocks:
+            return partial(backend.attend_copies, block_bytes=BLOCK_BYTES if what.by_blocks else 0)
+    return backend.paged_decode if what.rows == 1 else backend.paged_prefill
 
 
 def dense_seconds(what: TimedAttention, repeats: int = 5, queued: int = 8) -> float:

@@ -13,4 +13,10 @@ class StepWay(Enum):
 
     ROTATED = "rotate-and-write"  # rows are rotated and written by one kernel
     GATHERED = "gathered chunks"  # MLX's attention reads copies of a chunk's pages
+    # The same, by its unfused attention, in blocks of rows.
+    BLOCKS = "gathered chunks in blocks"
     RECORDED = "recorded steps"  # mx.compile builds the graph, pools and fences are arguments
+
+    @property
+    def has_copies(self) -> bool:
+        return self in (StepWay.GATHERED, StepWay.BLOCKS)

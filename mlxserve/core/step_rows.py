@@ -31,7 +31,8 @@ def rows_kept(num_rows: int, num_decodes: int, positions: int, copied: int = 0) 
     """Rows that a layer of this step counts as; 0 if MLX's own limits suffice.
 
     positions: seen by all decodes together
-    copied: seen by chunks whose pages are copied
+    copied: seen by chunks whose pages are copied; the scores of unfused attention over them count
+        as positions of as many bytes
     """
     of_decodes = positions // _POSITIONS_OF_A_ROW
     if num_rows == num_decodes:
@@ -44,7 +45,7 @@ def layers_under_way(num_rows: int, copied: int, total: int) -> int:
 
     These are the layers under way, the one that is encoded and the one that the host waits for.
 
-    copied: positions that the chunk sees copies of
+    copied: positions that the chunk sees copies of, as in `rows_kept`
     total: bytes of the Mac's memory
     """
     return rows_under_way(total) // rows_kept(num_rows, 0, 0, copied) + 2

@@ -31,6 +31,8 @@ _HEADS = {
     256: (2, 8),  # Qwen3.5; Gemma 4's layers with a window
     512: (4, 8),  # Gemma 4's other layers
 }
+# Of these, what MLX computes unfused unless its fused kernel is forced.
+_UNFUSED = (256, 512)
 _FEW_ROWS = (64, 256)  # an agent's turn, and a chunk beside other answers
 _LATENT_HEADS = 16  # GLM-4.7-Flash has 20, DeepSeek V3 128
 
@@ -82,7 +84,7 @@ def tasks(dtype: mx.Dtype, other: mx.Dtype, grown: int) -> Iterable[Task]:
 
 
 def _of_head_dims(dtype: mx.Dtype) -> Iterable[Task]:
-    """Chunks in both ways that they may attend, and decodes, with the heads of models."""
+    """Chunks in each way that they may attend, and decodes, with the heads of models."""
     for head_dim, (kv_heads, group) in _HEADS.items():
         decode = TimedAttention(
             _CONTEXTS[0], kv_heads=kv_heads, head_dim=head_dim, group=group, dtype=dtype
@@ -95,6 +97,9 @@ def _of_head_dims(dtype: mx.Dtype) -> Iterable[Task]:
             chunk = replace(decode, rows=rows)
             yield Task(f"{name}, tile kernel", "rows/s", replace(chunk, by_tiles=True), rows)
             yield Task(f"{name}, copies", "rows/s", replace(chunk, by_copies=True), rows)
+            if head_dim in _UNFUSED:
+                unfused = replace(chunk, by_blocks=True)
+                yield Task(f"{name}, copies, unfused", "rows/s", unfused, rows)
 
 
 def dtype_name(dtype: mx.Dtype) -> str:

@@ -17,8 +17,15 @@ from typing import Any
 import mlx.core as mx
 
 from metal_kernels.choice import has_metal
-from metal_kernels.chunk_trial import MAX_CONTEXT, ChunkTimes, Timer, seconds_of, time_chunks
-from metal_kernels.long_chunks import first_copied_rows, use_timed
+from metal_kernels.chunk_trial import (
+    MAX_CONTEXT,
+    ChunkTimes,
+    Timer,
+    WayTimes,
+    seconds_of,
+    time_chunks,
+)
+from metal_kernels.long_chunks import copying, use_timed
 from metal_kernels.metal import MetalBackend
 from metal_kernels.ops import Backend
 from metal_kernels.speeds import TimedAttention
@@ -66,7 +73,13 @@ class KeptTimes:
 
 def _times_of(rows: Any) -> ChunkTimes:
     """Raises ValueError and TypeError for anything but what `keep` wrote."""
-    return ChunkTimes({int(each): (float(tiles), float(copies)) for each, (tiles, copies) in rows})
+    by_rows = {}
+    for each, (tiles, *copies) in rows:
+        fused, unfused = (None if time is None else float(time) for time in copies)
+        by_rows[int(each)] = WayTimes(float(tiles), fused, unfused)
+    if not by_rows:
+        raise ValueError("no rows were timed")
+    return ChunkTimes(by_rows)
 
 
 def kept_times() -> KeptTimes:
@@ -84,7 +97,7 @@ def choose_chunks(
     backend = next((each for each in backends if isinstance(each, MetalBackend)), None)
     if backend is None or not has_metal() or loaded.group is not None or loaded.by_sequence:
         return
-    if StepWay.GATHERED in backend.without:
+    if not backend.without.isdisjoint({StepWay.GATHERED, StepWay.BLOCKS}):
         return
     kept = kept_times()
     for what in _shapes(loaded):
@@ -95,9 +108,10 @@ def choose_chunks(
             if times is None:
                 continue
             kept.keep(label, times)
-        use_timed(what.head_dim, what.dtype, times.first_copied)
-        first = first_copied_rows(what.head_dim, what.dtype)
-        kept_choice = "" if first == times.first_copied else f"; {_OF_ANOTHER}"
+        choice = times.choice(what.kv_heads * what.group)
+        use_timed(what.head_dim, what.dtype, choice)
+        is_used = copying(what.head_dim, what.dtype) == choice
+        kept_choice = "" if is_used else f"; {_OF_ANOTHER}"
         log.info("Chunks of %s by %s%s", label, times, kept_choice)
 
 

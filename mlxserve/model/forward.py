@@ -21,7 +21,7 @@ import numpy as np
 
 from metal_kernels.choice import is_linux_cpu
 from metal_kernels.limits import MIN_COPIED_ROWS
-from metal_kernels.long_chunks import room_copied
+from metal_kernels.long_chunks import counted_copies
 from metal_kernels.tables import SequenceTables
 from mlxserve.cache import key_owners
 from mlxserve.cache.kv import KVPool, LayerSpec
@@ -203,10 +203,10 @@ def _attention_shapes(layers: Sequence[LayerSpec]) -> frozenset[_Shape]:
 
 
 def _num_copied(chunks: SequenceTables, shapes: frozenset[_Shape]) -> int:
-    """Positions that the copies of all chunks have room for, in the layers that copy the most."""
+    """Positions that the copies of all chunks count as, in the layers that copy the most."""
     lengths = np.diff(chunks.query_starts)
     return sum(
-        max((room_copied(int(rows), int(context), *shape) for shape in shapes), default=0)
+        max((counted_copies(int(rows), int(context), *shape) for shape in shapes), default=0)
         for rows, context in zip(lengths, chunks.context_lens, strict=True)
     )
 

@@ -9,11 +9,12 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import mlx.core as mx
 
-from metal_kernels.limits import room_for
-from metal_kernels.long_chunks import longest_copied
+from metal_kernels.limits import SHARE_COPIED, room_for
+from metal_kernels.long_chunks import copying, counted_positions, longest_copied
 from mlxserve.cache.kinds.state_slots import StateSlots
 from mlxserve.cache.kv import Backends, KVPool, LayerSpec
 from mlxserve.core.config import EngineConfig
@@ -135,23 +136,48 @@ def peak_with_copies(
     """Peak of a step whose chunk has the most positions copied for MLX's attention.
 
     Extrapolated from a step that saw `seen` positions: fewer layers are under way, each with larger
-    copies.
+    copies, and with the scores of unfused attention.
 
     rows: of the chunk. longest: positions of a sequence. memory: of the machine, in bytes
     """
-    copied, nbytes = 0, 0
-    for spec in layers:
-        max_copied = longest_copied(rows, spec.kv_heads, spec.key_dim, spec.dtype, memory)
-        positions = min(max_copied, longest, (spec.window or longest) + rows)
-        positions = room_for(positions) if max_copied else 0
-        copied = max(copied, positions)
-        each = spec.kv_heads * (spec.key_dim + spec.value_dim) * spec.dtype.size
-        nbytes = max(nbytes, positions * each)
     seen = room_for(seen)
-    if copied <= seen:
+    rooms = [_room_of(spec, rows, longest, memory) for spec in layers]
+    if max(rooms, default=0) <= seen:
         return measured
-    before, after = (layers_under_way(rows, at, memory) for at in (seen, copied))
+    nbytes = max(map(partial(_bytes_of, rows=rows, memory=memory), layers, rooms))
+    before, after = (
+        layers_under_way(
+            rows,
+            max(
+                counted_positions(rows, min(room, most), spec.key_dim, spec.dtype)
+                for spec, room in zip(layers, rooms, strict=True)
+            ),
+            memory,
+        )
+        for most in (seen, max(rooms))
+    )
     return max(measured, measured * after // before + after * nbytes)
+
+
+def _room_of(spec: LayerSpec, rows: int, longest: int, memory: int) -> int:
+    """Positions that a layer's copies have room for at most; 0 if none are made."""
+    max_copied = longest_copied(rows, spec.kv_heads, spec.key_dim, spec.dtype, memory)
+    positions = min(max_copied, longest, (spec.window or longest) + rows)
+    return room_for(positions) if max_copied else 0
+
+
+def _bytes_of(spec: LayerSpec, room: int, *, rows: int, memory: int) -> int:
+    """Bytes of a layer's copies and scores.
+
+    Where there is room for less than the longest sequence, fewer rows have copies of more positions
+    instead of scores: all that layers may take.
+    """
+    each = spec.kv_heads * (spec.key_dim + spec.value_dim) * spec.dtype.size
+    how = copying(spec.key_dim, spec.dtype)
+    scores = 0 if how is None or not room else how.score_bytes(rows, spec.dtype)
+    if scores and room == longest_copied(rows, spec.kv_heads, spec.key_dim, spec.dtype, memory):
+        return memory // SHARE_COPIED
+    return room * (each + scores)
 
 
 def _max_positions(loaded: LoadedModel, memory_limit: int, group: WindowGroup | None) -> int:

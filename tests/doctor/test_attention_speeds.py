@@ -79,13 +79,15 @@ def test_what_is_unknown_on_a_mac_is_asked() -> None:
     assert len(set(names)) == len(names)
 
 
-def test_chunks_of_every_head_dimension_of_models_are_asked_in_both_ways() -> None:
+def test_chunks_of_every_head_dimension_of_models_are_asked_in_every_way() -> None:
     """So the first report decides what a trial at load decides for one model."""
     asked = [task.what for task in every_task() if not task.is_latent]
     for head_dim in (64, 128, 256, 512):
         for rows in (64, 256):
             of_rows = [w for w in asked if (w.head_dim, w.rows) == (head_dim, rows)]
-            assert {(w.by_tiles, w.by_copies) for w in of_rows} == {(True, False), (False, True)}
+            ways = [(w.by_tiles, w.by_copies, w.by_blocks) for w in of_rows]
+            unfused = [(False, False, True)] if head_dim >= 256 else []
+            assert ways == [(True, False, False), (False, True, False), *unfused]
         assert any(w.rows == 1 for w in asked if w.head_dim == head_dim)
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from metal_kernels import checkup, kernels, metal, selftest, speeds
 from metal_kernels.checkup import OpCheck
-from metal_kernels.chunk_trial import ChunkTimes
+from metal_kernels.chunk_trial import ChunkTimes, WayTimes
 from mlxserve.doctor import kernels as doctor
 from mlxserve.doctor.finding import Finding, Grade
 from mlxserve.doctor.kernels import check_kernels
@@ -168,7 +168,8 @@ def test_how_long_chunks_attend_and_why_is_reported(
     monkeypatch.setattr(speeds, "measure", lambda _backend: quick)
     monkeypatch.setattr(checkup, "check_ops", lambda _backend, _dims: iter(()))
     if is_timed:
-        times = ChunkTimes({64: (1.0, 1.5), 128: (2.0, 1.75), 256: (4.0, 3.0)})
+        by_rows = {64: (1.0, 1.5), 128: (2.0, 1.75), 256: (4.0, 3.0)}
+        times = ChunkTimes({rows: WayTimes(*each) for rows, each in by_rows.items()})
         chunk_choice.kept_times().keep("8 kv heads of 128", times)
     [finding] = [each for each in check_kernels() if each.name == "long chunks"]
     assert finding.value == (

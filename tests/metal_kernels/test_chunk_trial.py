@@ -1,17 +1,15 @@
-"""Chunks are timed in both ways, and copies are chosen from the rows on from which they are faster."""
+"""Chunks are timed in each way, and copies are chosen from the rows on from which they are faster."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import pytest
 
 from metal_kernels import long_chunks
-from metal_kernels.chunk_trial import ROWS, ChunkTimes, time_chunks
+from metal_kernels.chunk_trial import ROWS, ChunkTimes, WayTimes, time_chunks
 from metal_kernels.kernels import Kernel, KernelSpec
-from metal_kernels.long_chunks import first_copied_rows, longest_copied, use_timed
+from metal_kernels.long_chunks import CopiedChunks, copying, longest_copied, use_timed
 from metal_kernels.metal import MetalBackend
 from metal_kernels.ops import Attention
 from metal_kernels.reading import read
@@ -42,38 +40,97 @@ def test_copies_begin_where_they_are_faster_for_all_more_rows(
     copies: tuple[float, ...], first: int | None
 ) -> None:
     """So what is planned for the largest chunk holds for the others."""
-    times = ChunkTimes({rows: (1.0, each) for rows, each in zip(ROWS, copies, strict=True)})
-    assert times.first_copied == first
+    times = ChunkTimes({rows: WayTimes(1.0, each) for rows, each in zip(ROWS, copies, strict=True)})
+    assert times.choice(8) == (None if first is None else CopiedChunks(first))
     choice = "the tile kernel" if first is None else f"copies from {first} rows on"
     assert str(times).startswith(f"{choice}: 64, 128, 256 rows take 1.00 and ")
+    assert str(times).endswith(" ms by tiles and copies")
+    unfused = ChunkTimes(
+        {rows: way._replace(fused=None, unfused=way.fused) for rows, way in times.by_rows.items()}
+    )
+    assert unfused.choice(8) == (None if first is None else CopiedChunks(first, unfused_heads=8))
+
+
+@pytest.mark.parametrize(
+    ("fused", "unfused", "chosen"),
+    [
+        ((0.5, 0.5, 0.9), (0.8, 0.8, 0.8), CopiedChunks(64, unfused_heads=16)),
+        ((0.5, 0.5, 0.9), (1.1, 0.8, 0.8), CopiedChunks(128, unfused_heads=16)),
+        ((1.1, 0.5, 0.8), (0.4, 0.4, 0.8), CopiedChunks(128)),
+        ((1.1, 1.1, 0.9), (0.4, 0.4, 1.1), CopiedChunks(256)),
+        ((0.9, 0.9, 1.3), (0.9, 0.9, 1.2), None),
+    ],
+)
+def test_of_mlxs_two_attentions_the_one_for_most_rows_takes_all_copies(
+    fused: tuple[float, ...], unfused: tuple[float, ...], chosen: CopiedChunks | None
+) -> None:
+    """What is planned for the scores of the largest chunk holds for the others."""
+    ways = zip(ROWS, fused, unfused, strict=True)
+    times = ChunkTimes({rows: WayTimes(1.0, *each) for rows, *each in ways})
+    assert times.choice(16) == chosen
+    assert ", unfused: " in str(times) or chosen is None or chosen.unfused_heads is None
+    assert f"rows take 1.00, {fused[0]:.2f} and {unfused[0]:.2f}, " in str(times)
+    assert str(times).endswith(" ms by tiles, copies and copies unfused")
 
 
 def no_kernel(_spec: KernelSpec, _source: str) -> Kernel:
     pytest.fail("no kernel is made")
 
 
-def test_both_ways_are_timed_on_the_layers_own_shape() -> None:
+def way_of(what: TimedAttention) -> str:
+    ways = {"tiles": what.by_tiles, "fused": what.by_copies, "unfused": what.by_blocks}
+    [way] = [name for name, is_asked in ways.items() if is_asked]
+    return way
+
+
+def test_every_way_is_timed_on_the_layers_own_shape() -> None:
     timed: list[TimedAttention] = []
+    seconds = {"tiles": 0.002, "fused": 0.001, "unfused": 0.0005}
 
     def timer(_backend: MetalBackend, what: TimedAttention) -> float:
         timed.append(what)
-        return 0.002 if what.by_tiles else 0.001
+        return seconds[way_of(what)]
 
     times = time_chunks(MetalBackend(no_kernel), LAYER, timer)
-    assert times == ChunkTimes(dict.fromkeys(ROWS, (2.0, 1.0)))
-    assert [(what.rows, what.by_tiles, what.by_copies) for what in timed] == [
-        (rows, by_tiles, not by_tiles) for rows in ROWS for by_tiles in (True, False)
+    assert times == ChunkTimes(dict.fromkeys(ROWS, WayTimes(2.0, 1.0, 0.5)))
+    assert times.choice(16) == CopiedChunks(64, unfused_heads=16)
+    assert [(what.rows, way_of(what)) for what in timed] == [
+        (rows, way) for rows in ROWS for way in seconds
     ]
     shapes = {(w.context, w.kv_heads, w.head_dim, w.group, w.dtype) for w in timed}
     assert shapes == {(4096, 2, 256, 8, mx.bfloat16)}
 
 
+WITH_UNFUSED, WITHOUT_FUSED = {"tiles", "fused", "unfused"}, {"tiles", "unfused"}
+
+
 @pytest.mark.parametrize(
-    "options", [{"head_dim": 112}, {"head_dim": 512}, {"dtype": mx.float32}], ids=str
+    ("head_dim", "ways"),
+    [
+        (64, {"tiles", "fused"}),
+        (128, {"tiles", "fused"}),
+        (192, WITH_UNFUSED),
+        (256, WITH_UNFUSED),
+        (112, WITHOUT_FUSED),
+        (512, WITHOUT_FUSED),
+    ],
 )
 @pytest.mark.skipif(mx.metal.is_available(), reason="on a Mac MLX answers for its own chip")
-def test_nothing_is_timed_where_mlx_has_no_exact_fused_kernel(options: dict[str, Any]) -> None:
-    what = TimedAttention(4096, **options)
+def test_unfused_attention_is_timed_where_mlx_takes_it_unless_forced(
+    head_dim: int, ways: set[str]
+) -> None:
+    timed: set[str] = set()
+
+    def timer(_backend: MetalBackend, what: TimedAttention) -> float:
+        timed.add(way_of(what))
+        return 1.0
+
+    assert time_chunks(MetalBackend(no_kernel), TimedAttention(4096, head_dim=head_dim), timer)
+    assert timed == ways
+
+
+def test_float32_is_not_timed() -> None:
+    what = TimedAttention(4096, dtype=mx.float32)
     assert time_chunks(MetalBackend(no_kernel), what, lambda *_: pytest.fail("timed")) is None
 
 
@@ -99,6 +156,7 @@ def test_the_way_that_is_asked_for_is_timed(head_dim: int) -> None:
     for options, kernel in (
         ({"by_tiles": True}, "paged_prefill"),
         ({"by_copies": True}, "gather_pages"),
+        ({"by_blocks": True}, "gather_pages"),
     ):
         what = TimedAttention(40, rows=20, kv_heads=1, head_dim=head_dim, group=1, **options)
         assert paged_seconds(MetalBackend(factory), what, repeats=1, queued=1) > 0
@@ -126,12 +184,12 @@ def test_both_ways_have_the_same_answer() -> None:
 @pytest.mark.usefixtures("no_times")
 def test_what_was_timed_replaces_the_rule_and_the_first_model_decides() -> None:
     assert [longest_copied(rows, 8, 128, mx.float16) > 0 for rows in (128, 256)] == [False, True]
-    use_timed(128, mx.float16, 128)
+    use_timed(128, mx.float16, CopiedChunks(128))
     use_timed(128, mx.float16, None)
     assert [longest_copied(rows, 8, 128, mx.float16) > 0 for rows in (127, 128)] == [False, True]
     assert longest_copied(512, 8, 256, mx.bfloat16) == 0
-    use_timed(256, mx.bfloat16, 64)
+    use_timed(256, mx.bfloat16, CopiedChunks(64))
     assert longest_copied(64, 8, 256, mx.bfloat16) > 0
     use_timed(64, mx.bfloat16, None)
     assert longest_copied(2048, 8, 64, mx.bfloat16) == 0
-    assert first_copied_rows(64, mx.float16) == 256
+    assert copying(64, mx.float16) == CopiedChunks(256)

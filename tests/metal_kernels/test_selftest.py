@@ -275,6 +275,7 @@ def test_every_way_of_a_step_is_proved_with_its_control(way: StepWay) -> None:
 ONLY_IN = {
     StepWay.ROTATED: {"rotate_and_write"},
     StepWay.GATHERED: {"gather_pages"},
+    StepWay.BLOCKS: {"gather_pages"},
     StepWay.RECORDED: {"write_kv_tokens"},
 }
 

@@ -15,7 +15,7 @@ import pytest
 
 from metal_kernels import long_chunks
 from metal_kernels.kernels import Kernel, KernelSpec
-from metal_kernels.long_chunks import first_copied_rows
+from metal_kernels.long_chunks import CopiedChunks, copying
 from metal_kernels.metal import MetalBackend
 from metal_kernels.speeds import TimedAttention
 from metal_kernels.step_ways import StepWay
@@ -27,7 +27,7 @@ BuildModel = Callable[..., tuple[nn.Module, dict[str, Any]]]
 
 
 class Timer:
-    """Chunks by copies take `copies` seconds, by tiles one."""
+    """Chunks by copies take `copies` seconds, by copies unfused half as long, by tiles one."""
 
     def __init__(self, copies: float) -> None:
         self._copies = copies
@@ -35,6 +35,8 @@ class Timer:
 
     def __call__(self, _backend: MetalBackend, what: TimedAttention) -> float:
         self.timed.append(what)
+        if what.by_blocks:
+            return self._copies / 2
         return self._copies if what.by_copies else 1.0
 
 
@@ -85,17 +87,17 @@ def test_the_layer_that_sees_most_is_timed_once_on_a_machine(
     [spec] = {(s.kv_heads, s.key_dim) for s in loaded.layers}
     assert {(what.kv_heads, what.head_dim) for what in first.timed} == {spec}
     assert {what.context for what in first.timed} == {min(4096, loaded.context.longest)}
-    assert first_copied_rows(64, mx.bfloat16) == 64
+    assert copying(64, mx.bfloat16) == CopiedChunks(64)
     assert "by copies from 64 rows on: 64, 128, 256 rows take 1000.00 and 500.00" in caplog.text
     begin_process(monkeypatch)
     assert choose(loaded, copies=2.0).timed == []
-    assert first_copied_rows(64, mx.bfloat16) == 64
+    assert copying(64, mx.bfloat16) == CopiedChunks(64)
     assert file.is_file()
 
 
 def test_tiles_that_are_faster_take_all_chunks(loaded: LoadedModel, file: Path) -> None:
     choose(loaded, copies=2.0)
-    assert first_copied_rows(64, mx.bfloat16) is None
+    assert copying(64, mx.bfloat16) is None
 
 
 def test_pools_in_8_bits_are_timed_for_themselves(
@@ -105,15 +107,49 @@ def test_pools_in_8_bits_are_timed_for_themselves(
     choose(loaded)
     assert "loaded before" not in caplog.text
     in_8_bits = choose(loaded.in_8_bits(), copies=2.0)
-    assert first_copied_rows(64, mx.bfloat16) == 64
+    assert copying(64, mx.bfloat16) == CopiedChunks(64)
     assert "the choice is that of a model loaded before" in caplog.text
     assert in_8_bits.timed
     assert all(what.is_quantised for what in in_8_bits.timed)
     assert len(kept_times().all()) == 2
 
 
+def test_a_layer_that_mlx_computes_unfused_is_kept_and_used_with_its_query_heads(
+    build_model: BuildModel,
+    file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Query heads of the layers, for whose scores memory is planned."""
+    caplog.set_level(logging.INFO, "mlxserve")
+    model, config = build_model("llama", head_dim=256)
+    model.set_dtype(mx.float16)
+    loaded = prepare(model, config, "wide heads")
+    num_heads = config["num_attention_heads"]
+    assert num_heads > loaded.layers[0].kv_heads
+    timed = choose(loaded).timed
+    assert [what.by_blocks for what in timed] == [False, False, True] * 3
+    assert copying(256, mx.float16) == CopiedChunks(64, unfused_heads=num_heads)
+    assert (
+        "copies from 64 rows on, unfused: 64, 128, 256 rows take 1000.00, 500.00 and 250.00"
+        in caplog.text
+    )
+    begin_process(monkeypatch)
+    assert choose(loaded, copies=3.0).timed == []
+    assert copying(256, mx.float16) == CopiedChunks(64, unfused_heads=num_heads)
+
+
 @pytest.mark.parametrize(
-    "content", ["", "[]", "{}", '{"of": 3}', '{"of": null, "shapes": {"a": [[1, 2]]}}']
+    "content",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"of": 3}',
+        '{"of": null, "shapes": {"a": [[1, 2]]}}',
+        '{"of": null, "shapes": {"of two ways, as once": [[64, [1.0, 0.5]], [256, [4.0, 3.0]]]}}',
+        '{"of": null, "shapes": {"without rows": []}}',
+    ],
 )
 def test_a_broken_file_is_measured_again(loaded: LoadedModel, file: Path, content: str) -> None:
     choose(loaded)
@@ -135,15 +171,16 @@ def test_another_chip_or_mlx_is_measured_anew(
     else:
         monkeypatch.setattr(chunk_choice, "version", lambda _package: "0.40.0")
     assert choose(loaded, copies=2.0).timed
-    assert first_copied_rows(64, mx.bfloat16) is None
+    assert copying(64, mx.bfloat16) is None
 
 
 def test_nothing_is_timed_where_it_would_mean_nothing(
     loaded: LoadedModel, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert choose(replace(loaded, by_sequence=True)).timed == []
-    without = MetalBackend(no_kernel, without=frozenset([StepWay.GATHERED]))
-    assert choose(loaded, backend=without).timed == []
+    for way in (StepWay.GATHERED, StepWay.BLOCKS):
+        without = MetalBackend(no_kernel, without=frozenset([way]))
+        assert choose(loaded, backend=without).timed == []
     monkeypatch.setattr(chunk_choice, "has_metal", lambda: False)
     assert choose(loaded).timed == []
     assert not file.exists()
@@ -155,4 +192,4 @@ def test_a_folder_that_cannot_be_written_is_no_failure(
     file.parent.joinpath("file").touch()
     monkeypatch.setattr(chunk_choice, "data_home", lambda: file.parent / "file")
     assert choose(loaded).timed
-    assert first_copied_rows(64, mx.bfloat16) == 64
+    assert copying(64, mx.bfloat16) == CopiedChunks(64)

@@ -10,6 +10,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from metal_kernels import long_chunks
+from metal_kernels.long_chunks import CopiedChunks
 from metal_kernels.reading import DeviceError
 from metal_kernels.x86.backend import X86Backend
 from mlxserve.cache.kv import KVPool
@@ -152,18 +154,28 @@ def test_a_step_with_a_prompt_is_evaluated_layer_by_layer_and_computes_the_same(
 
 @pytest.mark.usefixtures("on_metal")
 @pytest.mark.parametrize(
-    ("head_dim", "dtype", "copied"),
-    [(64, mx.float16, 512), (64, mx.float32, 0), (192, mx.float16, 0)],
+    ("head_dim", "dtype", "chosen", "copied"),
+    [
+        (64, mx.float16, {}, 512),
+        (64, mx.float32, {}, 0),
+        (192, mx.float16, {}, 0),
+        (192, mx.float16, {(192, mx.float16): CopiedChunks(256, unfused_heads=4)}, 512 + 338),
+    ],
     ids=str,
 )
 def test_positions_that_are_copied_count_as_rows_and_no_others(
     head_dim: int,
     dtype: mx.Dtype,
+    chosen: dict[Any, CopiedChunks],
     copied: int,
     build_model: Callable[..., tuple[Any, dict[str, Any]]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A chunk of 300 rows counts the room of the 340 positions that it sees, a short one nothing."""
+    """A chunk of 300 rows counts the room of the 340 positions that it sees, a short one nothing.
+
+    Unfused, it counts 9 bytes for each row of a position as well: 512 * 300 * 9 / 4096.
+    """
+    monkeypatch.setattr(long_chunks, "timed_choices", chosen)
     counted: list[int] = []
     real = Commits.of_step
 

@@ -27,10 +27,12 @@ from metal_kernels.kernels import (
     Kernel,
     KernelSpec,
 )
+from metal_kernels.long_chunks import CopiedChunks, counted_positions, longest_copied
 from metal_kernels.metal import MetalBackend
 from metal_kernels.x86.backend import X86Backend
 from mlxserve.cache.kv import LayerSpec
 from mlxserve.core.config import EngineConfig
+from mlxserve.core.step_rows import layers_under_way
 from mlxserve.model import step_graphs
 from mlxserve.model.fused_layers import FusedLayers
 from mlxserve.model.load import LoadedModel, prepare
@@ -42,6 +44,7 @@ from mlxserve.model.step_peak import (
     measure_step,
     measured_rows,
     peak_with_copies,
+    planned_peak,
 )
 from tests.emulated import emulated_backend, emulated_factory
 
@@ -101,6 +104,47 @@ def test_copies_beyond_the_measured_positions_are_planned_for() -> None:
     assert peak(131_072) >= 2 * (512 << 20) + measured // 3
     assert peak(131_072, [replace(spec, window=1024)]) == measured
     assert peak(131_072, [replace(spec, dtype=mx.float32)]) == measured
+
+
+UNFUSED = CopiedChunks(64, unfused_heads=16)
+
+
+def test_scores_of_unfused_attention_are_planned_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of Qwen3.5 35B: with 512 rows they take eight times as much as the copies."""
+    spec, measured, memory = LayerSpec(2, 256, 256, mx.bfloat16), 700 << 20, 16 << 30
+
+    def peak(longest: int, chosen: CopiedChunks) -> int:
+        monkeypatch.setattr(long_chunks, "timed_choices", {(256, mx.bfloat16): chosen})
+        return peak_with_copies(measured, [spec], 512, 8192, longest, memory)
+
+    assert peak(8192, UNFUSED) == measured
+    assert peak(16_384, UNFUSED) >= 2 * 16_384 * (2048 + 512 * (16 * 2 + 1)) + measured // 3
+    assert peak(16_384, UNFUSED) > peak(16_384, CopiedChunks(64))
+    # Fewer rows see more positions, whose copies have the whole share.
+    assert peak(1 << 20, UNFUSED) >= 2 * (memory // 32) + measured // 3
+    assert peak(1 << 20, UNFUSED) == peak(24_576, UNFUSED)
+    assert peak(1 << 20, replace(UNFUSED, first_rows=513)) == measured
+
+
+@pytest.mark.parametrize("rows", [64, 128, 256, 384, 512])
+def test_fewer_rows_with_more_positions_stay_within_what_is_planned(
+    rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(long_chunks, "timed_choices", {(256, mx.bfloat16): UNFUSED})
+    spec, longest = LayerSpec(2, 256, 256, mx.bfloat16), 1 << 20
+    of_row = 230 << 10
+    for memory in (8 << 30, 16 << 30, 36 << 30, 128 << 30):
+        seen = min(8192, longest_copied(512, 2, 256, mx.bfloat16, memory))
+        each = 2048 + 512 * 33
+        before = layers_under_way(512, counted_positions(512, seen, 256, mx.bfloat16), memory)
+        measured = before * (512 * of_row + seen * each)
+        planned = planned_peak(
+            peak_with_copies(measured, [spec], 512, seen, longest, memory), 512, 512
+        )
+        positions = longest_copied(rows, 2, 256, mx.bfloat16, memory)
+        counted = counted_positions(rows, positions, 256, mx.bfloat16)
+        of_layer = rows * of_row + positions * (2048 + UNFUSED.score_bytes(rows, mx.bfloat16))
+        assert layers_under_way(rows, counted, memory) * of_layer <= planned
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen3_next"])

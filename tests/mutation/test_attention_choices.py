@@ -8,11 +8,12 @@ from __future__ import annotations
 import mlx.core as mx
 import pytest
 
-from metal_kernels import long_chunks
+from metal_kernels import gathered_attention, long_chunks, metal
 from metal_kernels.chunk_trial import ChunkTimes
 from metal_kernels.dispatches import Dispatches
+from metal_kernels.long_chunks import CopiedChunks
 from metal_kernels.speeds import TimedAttention
-from mlxserve.model import fused_qkv
+from mlxserve.model import fused_qkv, step_peak
 from tests import memory_table
 from tests.doctor import test_attention_speeds
 from tests.geometries import QWEN3_8B
@@ -22,10 +23,13 @@ from tests.metal_kernels import (
     test_msl_latents,
     test_plans,
     test_rounding,
+    test_unfused_attention,
 )
 from tests.metal_kernels.test_chunk_trial import no_times as no_times
 from tests.metal_kernels.test_long_chunks import mac as mac
-from tests.model import test_fused_layers, test_step_memory
+from tests.metal_kernels.test_unfused_attention import calls as calls
+from tests.metal_kernels.test_unfused_attention import choose as choose
+from tests.model import test_fused_layers, test_step_memory, test_step_peak
 from tests.mutation.bug import Bug
 
 pytestmark = pytest.mark.mutation
@@ -56,8 +60,8 @@ FOUND: dict[str, Bug] = {
     "let copies exceed their share": Bug(
         test_long_chunks,
         "longest_copied",
-        "positions_in(most // (2 * kv_heads * head_dim * dtype.size))",
-        "most // (2 * kv_heads * head_dim * dtype.size)",
+        "positions_in(most // each)",
+        "most // each",
         test_long_chunks.test_copies_with_their_room_take_at_most_their_share,
     ),
     "attend over the room that is left": Bug(
@@ -93,17 +97,109 @@ FOUND: dict[str, Bug] = {
     ),
     "copy few rows because more are faster": Bug(
         ChunkTimes,
-        "first_copied",
+        "choice",
         "break",
         "continue",
         test_chunk_trial.test_copies_begin_where_they_are_faster_for_all_more_rows,
         {"copies": (0.9, 1.1, 0.9), "first": 256},
     ),
+    "compute unfused whatever was timed": Bug(
+        ChunkTimes,
+        "_is_unfused",
+        " and (fused is None or unfused < fused)",
+        "",
+        test_chunk_trial.test_of_mlxs_two_attentions_the_one_for_most_rows_takes_all_copies,
+        {
+            "fused": (1.1, 1.1, 0.9),
+            "unfused": (0.4, 0.4, 1.1),
+            "chosen": CopiedChunks(256),
+        },
+    ),
+    "choose by the fewest rows": Bug(
+        ChunkTimes,
+        "_is_unfused",
+        "max(self.by_rows)",
+        "min(self.by_rows)",
+        test_chunk_trial.test_of_mlxs_two_attentions_the_one_for_most_rows_takes_all_copies,
+        {
+            "fused": (0.5, 0.5, 0.9),
+            "unfused": (0.8, 0.8, 0.8),
+            "chosen": CopiedChunks(64, unfused_heads=16),
+        },
+    ),
+    "plan for no scores": Bug(
+        test_unfused_attention,
+        "longest_copied",
+        " + how.score_bytes(rows, dtype)",
+        "",
+        test_unfused_attention.test_copies_and_scores_have_the_share_of_memory_together,
+    ),
+    "plan for the scores of one query head": Bug(
+        CopiedChunks,
+        "score_bytes",
+        "self.unfused_heads * dtype.size",
+        "dtype.size",
+        test_unfused_attention.test_copies_and_scores_have_the_share_of_memory_together,
+    ),
+    "leave scores out of a step's peak": Bug(
+        step_peak,
+        "_bytes_of",
+        "return room * (each + scores)",
+        "return room * each",
+        test_step_peak.test_scores_of_unfused_attention_are_planned_for,
+    ),
+    "count no scores as rows under way": Bug(
+        test_unfused_attention,
+        "counted_copies",
+        "return counted_positions(rows, room, head_dim, dtype)",
+        "return room",
+        test_unfused_attention.test_scores_count_as_positions_of_as_many_bytes,
+    ),
+    "compute unfused for any number of heads": Bug(
+        metal,
+        "can_copy",
+        " and num_heads <= how.unfused_heads",
+        "",
+        test_unfused_attention.test_a_chunk_that_is_not_planned_for_is_right_by_tiles,
+        {"options": {"group": 3}, "without": frozenset()},
+    ),
+    "append sinks to another copy of the scores": Bug(
+        metal,
+        "can_copy",
+        "not has_sinks and ",
+        "",
+        test_unfused_attention.test_a_chunk_that_is_not_planned_for_is_right_by_tiles,
+        {"options": {"has_sinks": True}, "without": frozenset()},
+    ),
+    "let a block see all positions": Bug(
+        gathered_attention,
+        "attention_in_blocks",
+        "stop = seen - num_rows + end",
+        "stop = seen",
+        test_unfused_attention.test_a_chunk_in_blocks_is_right,
+        {"options": test_unfused_attention.OPTIONS[0], "before": 37},
+    ),
+    "begin a block's window one position late": Bug(
+        gathered_attention,
+        "attention_in_blocks",
+        "first - window + 1",
+        "first - window + 2",
+        test_unfused_attention.test_a_chunk_in_blocks_is_right,
+        {"options": {"window": 21}, "before": 37},
+    ),
+    "compute all rows in one block": Bug(
+        metal,
+        "runs_of",
+        "else BLOCK_BYTES",
+        "else 1 << 40",
+        test_unfused_attention.test_a_chunk_in_blocks_is_right,
+        {"options": {}, "before": 0},
+    ),
     "let the last model choose for all": Bug(
         test_chunk_trial,
         "use_timed",
-        "timed_choices.setdefault((head_dim, dtype), first_copied)",
-        "timed_choices[head_dim, dtype] = first_copied",
+        "timed_choices.setdefault((head_dim, dtype), chosen)",
+        "timed_choices[head_dim, dtype] = chosen",
         test_chunk_trial.test_what_was_timed_replaces_the_rule_and_the_first_model_decides,
     ),
     "decode large groups one head after the other": Bug(
