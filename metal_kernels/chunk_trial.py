@@ -35,11 +35,18 @@ class WayTimes(NamedTuple):
     tiles: by the tile kernel
     fused: over copies, by MLX's fused attention
     unfused: over copies, by its unfused one in blocks of rows
+    cooperative: by the tile kernel of cooperative tensors
     """
 
     tiles: float
     fused: float | None = None
     unfused: float | None = None
+    cooperative: float | None = None
+
+    @property
+    def without_copies(self) -> float:
+        """Milliseconds by the faster kernel that reads the pages."""
+        return self.tiles if self.cooperative is None else min(self.tiles, self.cooperative)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +56,7 @@ class ChunkTimes:
     by_rows: dict[int, WayTimes]
 
     def choice(self, num_heads: int) -> CopiedChunks | None:
-        """Return how chunks attend that have the layer's query heads; None by the tile kernel.
+        """Return how chunks attend that have the layer's query heads; None by a tile kernel.
 
         Of MLX's two attentions the one that is faster for the most rows takes all copies: the
         memory that is planned for these suffices for fewer rows.
@@ -58,7 +65,7 @@ class ChunkTimes:
         first = None
         for rows, times in sorted(self.by_rows.items(), reverse=True):
             copies = times.unfused if is_unfused else times.fused
-            if copies is None or copies >= times.tiles:
+            if copies is None or copies >= times.without_copies:
                 break
             first = rows
         if first is None:
@@ -66,8 +73,19 @@ class ChunkTimes:
         return CopiedChunks(first, num_heads if is_unfused else None)
 
     @property
+    def first_cooperative(self) -> int | None:
+        """The fewest rows from which on cooperative tensors are the faster tiles; None if never."""
+        first = None
+        for rows, times in sorted(self.by_rows.items(), reverse=True):
+            if times.cooperative is None or times.cooperative >= times.tiles:
+                break
+            first = rows
+        return first
+
+    @property
     def _is_unfused(self) -> bool:
-        _, fused, unfused = self.by_rows[max(self.by_rows)]
+        largest = self.by_rows[max(self.by_rows)]
+        fused, unfused = largest.fused, largest.unfused
         return unfused is not None and (fused is None or unfused < fused)
 
     def __str__(self) -> str:
@@ -85,6 +103,8 @@ class ChunkTimes:
         else:
             chosen = f"copies from {choice.first_rows} rows on"
             chosen += ", unfused" if choice.unfused_heads is not None else ""
+        if self.first_cooperative is not None:
+            chosen += f", cooperative tensors from {self.first_cooperative} rows on without copies"
         rows = ", ".join(map(str, self.by_rows))
         return f"{chosen}: {rows} rows take {each} ms by {names}"
 
@@ -93,6 +113,7 @@ _NAMES = {
     "tiles": "tiles",
     "fused": "copies",
     "unfused": "copies unfused",
+    "cooperative": "cooperative tensors",
 }
 
 
@@ -108,12 +129,16 @@ def seconds_of(backend: MetalBackend, what: TimedAttention) -> float:
 
 
 def time_chunks(
-    backend: MetalBackend, what: TimedAttention, timer: Timer = seconds_of
+    backend: MetalBackend,
+    what: TimedAttention,
+    timer: Timer = seconds_of,
+    *,
+    has_cooperative: bool = False,
 ) -> ChunkTimes | None:
     """Time the chunks of a layer like `what`, whose context is at most that of `what` or 4096.
 
     MLX's attention is timed fused where it has a fused kernel, and unfused where it computes so by
-    itself. None for float32, which it does not compute exactly, and where one way does not run.
+    itself. Cooperative tensors are timed if they passed their trial. None for float32, which it does not compute exactly, and where one way does not run.
     """
     if what.dtype == mx.float32:
         return None
@@ -122,6 +147,8 @@ def time_chunks(
         ways["fused"] = replace(what, by_copies=True)
     if is_unfused(what.head_dim, what.dtype):
         ways["unfused"] = replace(what, by_blocks=True)
+    if has_cooperative:
+        ways["cooperative"] = replace(what, is_cooperative=True)
     times = {}
     try:
         for rows in ROWS:

@@ -11,7 +11,7 @@ import math
 import mlx.core as mx
 import numpy as np
 
-from metal_kernels import kernels, quantised
+from metal_kernels import cooperative_tiles, kernels, quantised
 from metal_kernels.draft_units import (
     GROUPED_KEYS,
     KEYS,
@@ -165,16 +165,26 @@ class Dispatches:
         tables: SequenceTables,
         attention: Attention,
         sinks: mx.array | None,
+        *,
+        is_cooperative: bool = False,
     ) -> Dispatch:
-        """Dispatch the tiles of each chunk."""
+        """Dispatch the tiles of each chunk.
+
+        is_cooperative: by the kernel of cooperative tensors
+        """
         _, heads, *_, head_dim = queries.shape
         kv_heads = k_pool.shape[1]
         group = heads // kv_heads
-        side = tile_side(head_dim, queries.dtype.size)
-        threads = 4 * side * dim_split(head_dim)
+        spec, of_tiles = kernels.COOPERATIVE_PREFILL, []
+        side, threads = cooperative_tiles.tile_lines(head_dim), cooperative_tiles.THREADS
+        if not is_cooperative:
+            spec, side = kernels.PAGED_PREFILL, tile_side(head_dim, queries.dtype.size)
+            threads = 4 * side * dim_split(head_dim)
+            tiles = num_tiles(head_dim, queries.dtype.size, side)
+            of_tiles = [("SIDE", side), ("TILES", tiles)]
         plan = PrefillPlan.of(tables, attention.window, group, side)
         return self._kernels.dispatch(
-            kernels.PAGED_PREFILL,
+            spec,
             {
                 "page_tables": uploaded_pages(tables),
                 "tiles": plan.tiles,
@@ -186,8 +196,7 @@ class Dispatches:
             [
                 ("T", queries.dtype),
                 ("D", head_dim),
-                ("SIDE", side),
-                ("TILES", num_tiles(head_dim, queries.dtype.size, side)),
+                *of_tiles,
                 ("IS_QUANTISED", int(k_pool.dtype == quantised.DTYPE)),
                 ("HAS_ENDS", int(plan.ends is not None)),
             ],

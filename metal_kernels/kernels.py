@@ -51,7 +51,7 @@ class KernelSpec:
         return _text(f"{self.name}.metal")
 
 
-HEADERS = {file: _text(file) for file in ("attention.h", "quantise.h")}
+HEADERS = {file: _text(file) for file in ("attention.h", "cooperative.h", "quantise.h")}
 
 _MOVED = ("moves", "k_pool", "v_pool", "after_a", "after_b")
 WRITE_KV_TOKENS = KernelSpec(
@@ -109,6 +109,12 @@ PAGED_PREFILL = KernelSpec(
     ("out", "fence"),
     header=HEADERS["attention.h"],
 )
+# Metal 4 only: taken where a trial finds the results of PAGED_PREFILL, sooner.
+COOPERATIVE_PREFILL = replace(
+    PAGED_PREFILL,
+    name="cooperative_prefill",
+    header=HEADERS["attention.h"] + HEADERS["cooperative.h"],
+)
 PAGED_LATENT = KernelSpec(
     "paged_latent",
     ("q_latent", "q_rope", "k_pool", "v_pool", "page_tables", "tiles", "numbers", "after"),
@@ -133,6 +139,7 @@ ALL = (
     GROUPED_DRAFTS,
     MERGE_PARTITIONS,
     PAGED_PREFILL,
+    COOPERATIVE_PREFILL,
     PAGED_LATENT,
     QMV_ROWS,
     REPLAY_DELTA,

@@ -10,11 +10,13 @@ import logging
 import os
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
+from enum import Enum, auto
 from itertools import groupby
 
 import mlx.core as mx
 import numpy as np
 
+from metal_kernels import cooperative_tiles
 from metal_kernels.limits import (
     COPY_BYTES,
     MIN_ACCELERATED_ROWS,
@@ -85,8 +87,7 @@ def copying(head_dim: int, dtype: mx.Dtype) -> CopiedChunks | None:
         return timed_choices[head_dim, dtype]
     if dtype == mx.float32 or not is_fast(head_dim, dtype):
         return None
-    has_accelerators = is_fused(_ONLY_ON_ACCELERATORS, dtype)
-    return CopiedChunks(MIN_ACCELERATED_ROWS if has_accelerators else MIN_COPIED_ROWS)
+    return CopiedChunks(MIN_ACCELERATED_ROWS if has_accelerators(dtype) else MIN_COPIED_ROWS)
 
 
 def can_copy(
@@ -171,7 +172,12 @@ def is_fast(head_dim: int, dtype: mx.Dtype) -> bool:
         return False
     if head_dim not in _SLOWER_FUSED:
         return True
-    return head_dim == _FAST_ON_ACCELERATORS and is_fused(_ONLY_ON_ACCELERATORS, dtype)
+    return head_dim == _FAST_ON_ACCELERATORS and has_accelerators(dtype)
+
+
+def has_accelerators(dtype: mx.Dtype) -> bool:
+    """True if MLX computes attention of this dtype on neural accelerators here."""
+    return is_fused(_ONLY_ON_ACCELERATORS, dtype)
 
 
 def is_unfused(head_dim: int, dtype: mx.Dtype) -> bool:
@@ -233,12 +239,13 @@ def total_memory() -> int:
 
 @dataclass(frozen=True, slots=True)
 class ChunkRun:
-    """Consecutive chunks of a step: short ones, or a single long one."""
+    """Consecutive chunks of a step that one kernel takes, or a single one over copies."""
 
     tables: SequenceTables
     first_row: int
     end_row: int
-    gathered: Gathered | None  # long chunks only
+    gathered: Gathered | None  # over copies only
+    is_cooperative: bool = False  # by the tile kernel of cooperative tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,31 +279,53 @@ class Gathered:
         return cls(len(pages), num_seen, room, listed, mask, block_bytes)
 
 
+class _Way(Enum):
+    """How a chunk attends."""
+
+    TILES = auto()
+    COOPERATIVE = auto()
+    COPIES = auto()
+
+
 def runs_of(
-    tables: SequenceTables, kv_heads: int, head_dim: int, dtype: mx.Dtype, window: int | None
+    tables: SequenceTables,
+    kv_heads: int,
+    head_dim: int,
+    dtype: mx.Dtype,
+    window: int | None,
+    *,
+    may_copy: bool = True,
 ) -> tuple[ChunkRun, ...]:
-    """Split chunks into runs, in order: each long one alone, short ones in between together."""
+    """Split chunks into runs, in order: each over copies alone, others in between by their kernel.
+
+    Which way a chunk goes depends on it alone.
+    """
+    first = cooperative_tiles.first_rows(head_dim, dtype)
+    if not may_copy and first is None:
+        return (ChunkRun(tables, 0, tables.num_rows, None),)
     how = copying(head_dim, dtype)
     block_bytes = 0 if how is None or how.unfused_heads is None else BLOCK_BYTES
 
-    def is_long(sequence: int) -> bool:
-        # A mask of rows and positions would take memory for which no step is planned.
-        if tables.ends is not None and tables.ends_of(sequence) is not None:
-            return False
+    def way_of(sequence: int) -> _Way:
         rows = int(tables.query_starts[sequence + 1] - tables.query_starts[sequence])
-        context = int(tables.context_lens[sequence])
-        return room_copied(rows, context, kv_heads, head_dim, dtype, window) > 0
+        # A mask of rows and positions would take memory for which no step is planned.
+        if may_copy and (tables.ends is None or tables.ends_of(sequence) is None):
+            context = int(tables.context_lens[sequence])
+            if room_copied(rows, context, kv_heads, head_dim, dtype, window) > 0:
+                return _Way.COPIES
+        return _Way.COOPERATIVE if first is not None and rows >= first else _Way.TILES
 
     def runs() -> Iterator[ChunkRun]:
-        for are_long, group in groupby(range(len(tables)), is_long):
-            sequences = list(group)
-            if are_long:
+        for way, alike in groupby(range(len(tables)), way_of):
+            sequences = list(alike)
+            if way is _Way.COPIES:
                 for sequence in sequences:
                     run = _run(tables, sequence, sequence + 1)
                     gathered = Gathered.from_tables(run.tables, window, block_bytes)
                     yield replace(run, gathered=gathered)
             else:
-                yield _run(tables, sequences[0], sequences[-1] + 1)
+                run = _run(tables, sequences[0], sequences[-1] + 1)
+                yield replace(run, is_cooperative=way is _Way.COOPERATIVE)
 
     return tuple(runs())
 

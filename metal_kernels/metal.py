@@ -227,17 +227,16 @@ class MetalBackend:
             check_attention(without_length(queries), k_pool, v_pool, tables, attention, sinks)
             check_pools(k_pool, v_pool)
             kind = queries.shape[-1], queries.dtype
-            may_copy = can_copy(
+            may_copy = attention.softcap is None and can_copy(
                 queries.shape[1], *kind, has_sinks=sinks is not None, without=self.without
             )
-            if attention.softcap is None and may_copy:
-                runs = runs_of(tables, k_pool.shape[1], *kind, attention.window)
-            else:
-                runs = (ChunkRun(tables, 0, tables.num_rows, None),)
+            runs = runs_of(tables, k_pool.shape[1], *kind, attention.window, may_copy=may_copy)
+            of_tiles = k_pool, attention, sinks
             return [
-                (run, self._dispatches.prefill(rows_of(run), k_pool, run.tables, attention, sinks))
-                if run.gathered is None
-                else (run, None)
+                (
+                    run,
+                    self._tiles_of(run, rows_of(run), *of_tiles) if run.gathered is None else None,
+                )
                 for run in runs
             ]
 
@@ -255,6 +254,18 @@ class MetalBackend:
             outputs.append(output)
         return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs)
 
+    def _tiles_of(
+        self,
+        run: ChunkRun,
+        rows: mx.array,
+        k_pool: mx.array,
+        attention: Attention,
+        sinks: mx.array | None,
+    ) -> Dispatch:
+        return self._dispatches.prefill(
+            rows, k_pool, run.tables, attention, sinks, is_cooperative=run.is_cooperative
+        )
+
     def attend_tiles(
         self,
         queries: mx.array,
@@ -263,11 +274,18 @@ class MetalBackend:
         tables: SequenceTables,
         attention: Attention,
         sinks: mx.array | None = None,
+        *,
+        is_cooperative: bool = False,
     ) -> mx.array:
-        """Like `paged_prefill`, by the tile kernel, which reads the pages themselves."""
+        """Like `paged_prefill`, by a tile kernel, which reads the pages themselves.
+
+        is_cooperative: by the one of cooperative tensors
+        """
         attend = tables.plan(
-            ("prefill", *self._key(queries, k_pool, v_pool, attention, sinks)),
-            lambda: self._dispatches.prefill(queries, k_pool, tables, attention, sinks),
+            ("prefill", is_cooperative, *self._key(queries, k_pool, v_pool, attention, sinks)),
+            lambda: self._dispatches.prefill(
+                queries, k_pool, tables, attention, sinks, is_cooperative=is_cooperative
+            ),
         )
         return self._by_tiles(attend, queries, k_pool, v_pool, sinks)
 

@@ -48,6 +48,7 @@ class TimedAttention:
     group: query heads of a kv head
     by_tiles: chunks by the tile kernel, also where the backend would have MLX's attention read
         copies
+    is_cooperative: by the tile kernel of cooperative tensors
     by_copies: the other way round, by the fused attention; of one sequence
     by_blocks: by MLX's unfused attention over copies; of one sequence
     pool_bytes: of a pool that is larger than the sequences need; 0 for what they need
@@ -62,9 +63,14 @@ class TimedAttention:
     group: int = GROUP
     is_quantised: bool = False
     by_tiles: bool = False
+    is_cooperative: bool = False
     by_copies: bool = False
     by_blocks: bool = False
     pool_bytes: int = 0
+
+    @property
+    def page_size(self) -> int:
+        return PAGE_SIZE
 
     @property
     def pool_dtype(self) -> mx.Dtype:
@@ -129,8 +135,8 @@ def paged_seconds(
 def _op_of(backend: Backend, what: TimedAttention) -> Callable[..., mx.array]:
     """Return the op, by the way that `what` asks for."""
     if isinstance(backend, MetalBackend):
-        if what.by_tiles:
-            return backend.attend_tiles
+        if what.by_tiles or what.is_cooperative:
+            return partial(backend.attend_tiles, is_cooperative=what.is_cooperative)
         if what.by_copies or what.by_blocks:
             return partial(backend.attend_copies, block_bytes=BLOCK_BYTES if what.by_blocks else 0)
     return backend.paged_decode if what.rows == 1 else backend.paged_prefill

@@ -19,6 +19,7 @@ import pytest
 
 from metal_kernels.kernels import (
     ALL,
+    COOPERATIVE_PREFILL,
     DRAFT_DECODE,
     GATHER_PAGES,
     GROUPED_DECODE,
@@ -53,8 +54,9 @@ QUESTIONS = [
 ]
 OPTIONS = {"page_size": 16, "disable_log_stats": True}
 # Of the included model's float32 heads none are copied; it has no latents, small groups, and its dtype is stored.
-# Nothing is drafted, no weights are quantised, and no layer is recurrent.
+# There are no neural accelerators. Nothing is drafted, no weights are quantised, and no layer is recurrent.
 UNUSED = {
+    COOPERATIVE_PREFILL,
     DRAFT_DECODE,
     GATHER_PAGES,
     GROUPED_DECODE,

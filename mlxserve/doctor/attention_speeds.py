@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
+from metal_kernels import cooperative_tiles
 from metal_kernels.choice import select_backend
 from metal_kernels.speeds import (
     TimedAttention,
@@ -97,6 +98,9 @@ def _of_head_dims(dtype: mx.Dtype) -> Iterable[Task]:
             chunk = replace(decode, rows=rows)
             yield Task(f"{name}, tile kernel", "rows/s", replace(chunk, by_tiles=True), rows)
             yield Task(f"{name}, copies", "rows/s", replace(chunk, by_copies=True), rows)
+            if head_dim in cooperative_tiles.HEAD_DIMS:
+                tensors = replace(chunk, is_cooperative=True)
+                yield Task(f"{name}, cooperative tensors", "rows/s", tensors, rows)
             if head_dim in _UNFUSED:
                 unfused = replace(chunk, by_blocks=True)
                 yield Task(f"{name}, copies, unfused", "rows/s", unfused, rows)

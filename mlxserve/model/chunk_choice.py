@@ -16,6 +16,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from metal_kernels import cooperative_tiles
 from metal_kernels.choice import has_metal
 from metal_kernels.chunk_trial import (
     MAX_CONTEXT,
@@ -25,6 +26,7 @@ from metal_kernels.chunk_trial import (
     seconds_of,
     time_chunks,
 )
+from metal_kernels.cooperative_trial import why_not_cooperative
 from metal_kernels.long_chunks import copying, use_timed
 from metal_kernels.metal import MetalBackend
 from metal_kernels.ops import Backend
@@ -74,9 +76,9 @@ class KeptTimes:
 def _times_of(rows: Any) -> ChunkTimes:
     """Raises ValueError and TypeError for anything but what `keep` wrote."""
     by_rows = {}
-    for each, (tiles, *copies) in rows:
-        fused, unfused = (None if time is None else float(time) for time in copies)
-        by_rows[int(each)] = WayTimes(float(tiles), fused, unfused)
+    for each, (tiles, *others) in rows:
+        fused, unfused, cooperative = (None if time is None else float(time) for time in others)
+        by_rows[int(each)] = WayTimes(float(tiles), fused, unfused, cooperative)
     if not by_rows:
         raise ValueError("no rows were timed")
     return ChunkTimes(by_rows)
@@ -103,16 +105,29 @@ def choose_chunks(
     for what in _shapes(loaded):
         label = label_of(what)
         times = kept.all().get(label)
+        reason = why_not_cooperative(backend, what)
         if times is None:
-            times = time_chunks(backend, what, timer)
+            times = time_chunks(backend, what, timer, has_cooperative=reason is None)
             if times is None:
                 continue
             kept.keep(label, times)
+        _use(what, times, reason)
         choice = times.choice(what.kv_heads * what.group)
-        use_timed(what.head_dim, what.dtype, choice)
         is_used = copying(what.head_dim, what.dtype) == choice
         kept_choice = "" if is_used else f"; {_OF_ANOTHER}"
         log.info("Chunks of %s by %s%s", label, times, kept_choice)
+        if reason is not None:
+            log.info("Chunks of %s without cooperative tensors: %s", label, reason)
+
+
+def _use(what: TimedAttention, times: ChunkTimes, not_cooperative: str | None) -> None:
+    """Let chunks attend as was timed.
+
+    not_cooperative: why cooperative tensors are not taken, whatever their times are
+    """
+    use_timed(what.head_dim, what.dtype, times.choice(what.kv_heads * what.group))
+    first = times.first_cooperative if not_cooperative is None else None
+    cooperative_tiles.use_timed(what.head_dim, what.dtype, first)
 
 
 def _shapes(loaded: LoadedModel) -> Iterator[TimedAttention]:

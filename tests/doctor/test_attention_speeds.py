@@ -85,9 +85,12 @@ def test_chunks_of_every_head_dimension_of_models_are_asked_in_every_way() -> No
     for head_dim in (64, 128, 256, 512):
         for rows in (64, 256):
             of_rows = [w for w in asked if (w.head_dim, w.rows) == (head_dim, rows)]
-            ways = [(w.by_tiles, w.by_copies, w.by_blocks) for w in of_rows]
-            unfused = [(False, False, True)] if head_dim >= 256 else []
-            assert ways == [(True, False, False), (False, True, False), *unfused]
+            asked_ways = ["by_tiles", "by_copies"]
+            asked_ways += ["is_cooperative"] if head_dim <= 256 else []
+            asked_ways += ["by_blocks"] if head_dim >= 256 else []
+            ways = ("by_tiles", "by_copies", "is_cooperative", "by_blocks")
+            found = [[way for way in ways if getattr(w, way)] for w in of_rows]
+            assert found == [[way] for way in asked_ways]
         assert any(w.rows == 1 for w in asked if w.head_dim == head_dim)
 
 

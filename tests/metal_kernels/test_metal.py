@@ -417,6 +417,7 @@ def dispatch_every_kernel(backend: MetalBackend, num_pages: int) -> None:
     for sinks in (None, mx.zeros(1, mx.float16)):
         backend.paged_decode(row, *pools, one, Attention(1.0), sinks)
         backend.paged_prefill(row, *pools, one, Attention(1.0), sinks)
+        backend.attend_tiles(row, *pools, one, Attention(1.0), sinks, is_cooperative=True)
     backend.paged_decode(mx.zeros((1, 8, 64), mx.float16), *pools, one, Attention(1.0))
     for heads in (1, 8):
         rows = mx.zeros((2, heads, 64), mx.float16)
@@ -639,6 +640,11 @@ def test_mlx_itself_accepts_every_call(tmp_path: Path, monkeypatch: pytest.Monke
             for each in (queries, large)
         ]
         drafted += replay(backend)
+        drafted.append(
+            backend.attend_tiles(
+                queries, *pools, tables([4], [1]), capped, sinks, is_cooperative=True
+            )
+        )
         return [*over_latents, *rotated, gathered, grouped, few, *drafted] + [
             op(queries, *both, tables([4], [1]), capped, sinks)
             for op in (backend.paged_decode, backend.paged_prefill)

@@ -13,7 +13,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 
-from metal_kernels import long_chunks
+from metal_kernels import cooperative_tiles, long_chunks
 from metal_kernels.kernels import Kernel, KernelSpec
 from metal_kernels.long_chunks import CopiedChunks, copying
 from metal_kernels.metal import MetalBackend
@@ -27,7 +27,10 @@ BuildModel = Callable[..., tuple[nn.Module, dict[str, Any]]]
 
 
 class Timer:
-    """Chunks by copies take `copies` seconds, by copies unfused half as long, by tiles one."""
+    """Chunks by copies take `copies` seconds, by copies unfused half as long, by tiles one.
+
+    By cooperative tensors they take 0.9 seconds.
+    """
 
     def __init__(self, copies: float) -> None:
         self._copies = copies
@@ -35,6 +38,8 @@ class Timer:
 
     def __call__(self, _backend: MetalBackend, what: TimedAttention) -> float:
         self.timed.append(what)
+        if what.is_cooperative:
+            return 0.9
         if what.by_blocks:
             return self._copies / 2
         return self._copies if what.by_copies else 1.0
@@ -52,6 +57,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def begin_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(long_chunks, "timed_choices", {})
+    monkeypatch.setattr(cooperative_tiles, "timed_rows", {})
 
 
 @pytest.fixture(scope="module")
@@ -137,6 +143,36 @@ def test_a_layer_that_mlx_computes_unfused_is_kept_and_used_with_its_query_heads
     begin_process(monkeypatch)
     assert choose(loaded, copies=3.0).timed == []
     assert copying(256, mx.float16) == CopiedChunks(64, unfused_heads=num_heads)
+
+
+def test_cooperative_tensors_are_timed_after_their_trial_which_each_load_repeats(
+    loaded: LoadedModel,
+    file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Times that are kept choose no kernel that would be wrong by now."""
+    caplog.set_level(logging.INFO, "mlxserve")
+    reasons: list[str | None] = [None, "its results differ", None]
+    monkeypatch.setattr(chunk_choice, "why_not_cooperative", lambda *_: reasons.pop(0))
+    assert [what.is_cooperative for what in choose(loaded, copies=2.0).timed] == [
+        False,
+        False,
+        True,
+    ] * 3
+    assert cooperative_tiles.first_rows(64, mx.bfloat16) == 64
+    assert copying(64, mx.bfloat16) is None
+    assert "the tile kernel, cooperative tensors from 64 rows on without copies: 64," in caplog.text
+    for first in (None, 64):
+        begin_process(monkeypatch)
+        assert choose(loaded).timed == []
+        assert cooperative_tiles.first_rows(64, mx.bfloat16) == first
+    assert caplog.text.count("without cooperative tensors: its results differ") == 1
+    begin_process(monkeypatch)
+    reasons.append("there are no neural accelerators")
+    file.unlink()
+    assert not any(what.is_cooperative for what in choose(loaded).timed)
+    assert cooperative_tiles.first_rows(64, mx.bfloat16) is None
 
 
 @pytest.mark.parametrize(

@@ -13,12 +13,13 @@ from metal_kernels.chunk_trial import ChunkTimes
 from metal_kernels.dispatches import Dispatches
 from metal_kernels.long_chunks import CopiedChunks
 from metal_kernels.speeds import TimedAttention
-from mlxserve.model import fused_qkv, step_peak
+from mlxserve.model import chunk_choice, fused_qkv, step_peak
 from tests import memory_table
 from tests.doctor import test_attention_speeds
 from tests.geometries import QWEN3_8B
 from tests.metal_kernels import (
     test_chunk_trial,
+    test_cooperative_tiles,
     test_long_chunks,
     test_msl_latents,
     test_plans,
@@ -26,10 +27,14 @@ from tests.metal_kernels import (
     test_unfused_attention,
 )
 from tests.metal_kernels.test_chunk_trial import no_times as no_times
+from tests.metal_kernels.test_cooperative_tiles import accelerators as accelerators
+from tests.metal_kernels.test_cooperative_tiles import take as take
 from tests.metal_kernels.test_long_chunks import mac as mac
 from tests.metal_kernels.test_unfused_attention import calls as calls
 from tests.metal_kernels.test_unfused_attention import choose as choose
-from tests.model import test_fused_layers, test_step_memory, test_step_peak
+from tests.model import test_chunk_choice, test_fused_layers, test_step_memory, test_step_peak
+from tests.model.test_chunk_choice import file as file
+from tests.model.test_chunk_choice import loaded as loaded
 from tests.mutation.bug import Bug
 
 pytestmark = pytest.mark.mutation
@@ -194,6 +199,34 @@ FOUND: dict[str, Bug] = {
         "else 1 << 40",
         test_unfused_attention.test_a_chunk_in_blocks_is_right,
         {"options": {}, "before": 0},
+    ),
+    "take cooperative tensors without a trial": Bug(
+        chunk_choice,
+        "_use",
+        "times.first_cooperative if not_cooperative is None else None",
+        "times.first_cooperative",
+        test_chunk_choice.test_cooperative_tensors_are_timed_after_their_trial_which_each_load_repeats,
+    ),
+    "take what differs for equal": Bug(
+        test_cooperative_tiles,
+        "why_not_cooperative",
+        "if not error <= 2 * TOLERANCES[what.dtype]:",
+        "if False:",
+        test_cooperative_tiles.test_the_trial_fails_where_lanes_are_others_and_where_the_text_is_refused,
+    ),
+    "take cooperative tensors for any number of rows": Bug(
+        metal,
+        "runs_of",
+        "first is not None and rows >= first",
+        "first is not None",
+        test_cooperative_tiles.test_chunks_of_fewer_rows_keep_the_other_kernel_and_answers_are_alike,
+    ),
+    "compare copies with the slower tiles": Bug(
+        ChunkTimes,
+        "choice",
+        "copies >= times.without_copies",
+        "copies >= times.tiles",
+        test_cooperative_tiles.test_cooperative_tensors_begin_where_they_are_faster_and_copies_must_beat_them,
     ),
     "let the last model choose for all": Bug(
         test_chunk_trial,

@@ -15,6 +15,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from metal_kernels import cooperative_tiles
 from metal_kernels.kernels import ALL, HEADERS, Factory, Kernel, KernelSpec
 from metal_kernels.metal import MetalBackend
 from metal_kernels.ops import Attention
@@ -88,6 +89,14 @@ GUARDS: dict[str, list[Guard]] = {
         Guard("if (!IS_QUANTISED) return", "if (false) return"),
         Guard("row * (D + 4) + D)", "(row ^ 1) * (D + 4) + D)"),
         Guard(" * row_scale<D>(pool, row)", ""),
+    ],
+    "cooperative.h": [
+        Guard("((lane >> 2) & 4)", "((lane >> 1) & 4)"),
+        Guard("((lane >> 2) & 2)", "((lane >> 1) & 2)"),
+        Guard("16, 32, 16, false, IS_TRANSPOSED", "16, 32, 16, false, false"),
+        Guard("multiply_accumulate", "multiply"),
+        Guard("sums[i] = c[i];", "sums[i % 8] = c[i];"),
+        Guard("fragments[at * 4 + 2] = quad.z;", "fragments[at * 4 + 2] = quad.y;"),
     ],
     "quantise.h": [
         Guard("highest >= SMALLEST && ", ""),
@@ -288,6 +297,28 @@ GUARDS: dict[str, list[Guard]] = {
         Guard("if (d < D) sums", "sums"),
         Guard("if (lane == 0) totals", "totals"),
     ],
+    "cooperative_prefill": [
+        Guard("line < num_lines ? row * heads + head : -1", "row * heads + head"),
+        Guard("HAS_ENDS && line < num_lines ?", "HAS_ENDS ?"),
+        Guard("HAS_ENDS && line < num_lines ?", "line < num_lines ?"),
+        Guard("- 1 - my_positions[r] : 0", "- my_positions[r] : 0"),
+        Guard("numbers[2] > 0.0f ? float(sinks[head]) * LOG2_E : LOWEST", "float(sinks[0])"),
+        Guard("my_column == 0 ? 1.0f : 0.0f", "1.0f"),
+        Guard("if (key < end_key) {", "{"),
+        Guard("if (my_rows[r] >= 0) numbers", "numbers"),
+        Guard("if (slots[i] >= 0) ", ""),
+        Guard("capped(scores[at] * factor, cap)", "scores[at] * factor"),
+        Guard("distance < -aheads[r] || ", ""),
+        Guard(" || distance >= window", ""),
+        Guard("line_max(next)", "next"),
+        Guard("if (simd_any(next > softmax[r].highest)) {", "if (false) {"),
+        Guard("*= shrink;", ";"),
+        Guard("i / 4 * 8 + r * 4 + i % 4] *= shrink;", "r * 4 + i % 4] *= shrink;"),
+        Guard("if (slots[which] >= 0) ", ""),
+        Guard("line_sum(softmax[r].total)", "softmax[r].total"),
+        Guard("if (my_rows[r] >= 0) {", "{"),
+        *fence_guards("thread_index_in_threadgroup", "kv_head", "threadgroup_position_in_grid.z"),
+    ],
     "paged_prefill": [
         Guard("if (line < num_lines) {", "{", 0),
         Guard("if (line < num_lines) {", "{", 1),
@@ -414,6 +445,7 @@ CHOICES = {
         "D % 32 == 0 ? 4 : 2",
         "i == 0 ? highest_of_all : i == 1 ? weight : 0.0f",
     ],
+    "cooperative_prefill": ["D > 128 ? 2 : 1", "if (distance < -aheads[r] "],
     "paged_prefill": ["D > 192 ? 2 : 1", "if (distance < -ahead ", "if (distance < 1 - ahead "],
     "paged_latent": [
         "LATENT > 256 ? 2 : 1",
@@ -462,7 +494,11 @@ class Mutant:
     def kernels(self) -> list[str]:
         """Those that it may break."""
         header = HEADERS.get(self.place)
-        return [spec.name for spec in ALL if spec.name == self.place or spec.header == header]
+        return [
+            spec.name
+            for spec in ALL
+            if spec.name == self.place or (header is not None and header in spec.header)
+        ]
 
 
 def mutants() -> Iterator[Mutant]:
@@ -485,7 +521,8 @@ def with_mutant(mutant: Mutant | None) -> Factory:
         if mutant is None or spec.name not in mutant.kernels:
             return make(spec, source)
         if mutant.place in HEADERS:
-            return make(replace(spec, header=mutant.text), source)
+            header = spec.header.replace(HEADERS[mutant.place], mutant.text)
+            return make(replace(spec, header=header), source)
         return make(spec, mutant.text)
 
     return factory
@@ -552,6 +589,16 @@ def prefills() -> Iterator[Case]:
     yield Case(((40, 20), (3, 1)), window=13, softcap=2.0, has_sinks=True, **sizes)
     yield Case(((40, 20), (3, 1)), is_quantised=True, **sizes)
     yield Case(((3, 6), (20, 2)), **large)
+    yield Case(((0, 21), (3, 9)), images=((2, 11), (11, 19), (4, 8)), **sizes)
+
+
+def cooperative_prefills() -> Iterator[Case]:
+    """Chunks that fill no tile; keys that fill no page; a window and a softcap; dimensions in two parts; images."""
+    sizes = {"group": 3, "dtype": mx.float16}
+    yield Case(((0, 5), (20, 30), (1, 2)), **sizes)
+    yield Case(((70, 20), (3, 1)), window=13, softcap=2.0, has_sinks=True, **sizes)
+    yield Case(((40, 20), (3, 1)), is_quantised=True, **sizes)
+    yield Case(((3, 12), (20, 2)), key_dim=256, value_dim=256, **sizes)
     yield Case(((0, 21), (3, 9)), images=((2, 11), (11, 19), (4, 8)), **sizes)
 
 
@@ -660,6 +707,11 @@ def exercise(kernel: str, backend: MetalBackend) -> None:
         attends_where_one_head_finds_a_larger_key(backend)
     elif kernel == "paged_prefill":
         attends(backend, prefills())
+    elif kernel == "cooperative_prefill":
+        with pytest.MonkeyPatch.context() as patch:
+            rows = {(dim, dtype): 1 for dim in (64, 256) for dtype in cooperative_tiles.DTYPES}
+            patch.setattr(cooperative_tiles, "timed_rows", rows)
+            attends(backend, cooperative_prefills())
     elif kernel == "gather_pages":
         long = Case(((40, 256),), dtype=mx.float16)
         windowed = replace(long, sequences=((100, 256),), window=70)

@@ -97,7 +97,7 @@ def compile_text(text: str, which: Pass) -> Outcome:
     command = [
         *find_toolchain().compiler,
         *_FLAGS[which],
-        *("-include-pch", str(_preamble(which)), *_ACTION[which], "-"),
+        *("-I", str(INCLUDE), "-include-pch", str(_preamble(which)), *_ACTION[which], "-"),
     ]
     done = subprocess.run(
         command, input=prepared, capture_output=True, text=True, check=False, env=environment()
@@ -147,7 +147,7 @@ def _numbered(text: str) -> str:
 def _preamble(which: Pass) -> Path:
     """Our declarations and MLX's preamble, parsed once."""
     text = _mlx_preamble(which)
-    own = [path.read_bytes() for path in sorted(INCLUDE.glob("*.h"))]
+    own = [path.read_bytes() for path in sorted(INCLUDE.rglob("*.h"))]
     toolchain = find_toolchain()
     key = digest(text, *own, repr((toolchain.compiler, toolchain.version, _FLAGS[which])))
     target = cache_folder() / f"strict-{which}-{key}.pch"

@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 import mlx.core as mx
 import numpy as np
 
-from metal_kernels import few_rows, quantised
+from metal_kernels import cooperative_tiles, few_rows, quantised
 from metal_kernels.draft_units import MAX_ROWS
 from metal_kernels.few_rows import Quantised
 from metal_kernels.kernels import SMALLEST_INPUT, Kernel, KernelSpec, Size
@@ -247,6 +247,11 @@ def _use(
             )
     image = replace(chunks, ends=np.repeat(lengths, 3))  # each row sees the whole chunk
     backend.paged_prefill(queries, keys, values, image, Attention(1.0))
+    if key_dim == value_dim and cooperative_tiles.is_supported(key_dim, dtype):
+        for of_chunks, some_sinks in ((chunks, None), (image, sinks)):
+            backend.attend_tiles(
+                queries, keys, values, of_chunks, Attention(1.0), some_sinks, is_cooperative=True
+            )
 
 
 def _rows_of_a_draft(pages: IntArray, page_size: int, count: int) -> SequenceTables:

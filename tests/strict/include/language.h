@@ -36,7 +36,7 @@ typedef uint uint32_t;
 typedef long int64_t;
 typedef ulong uint64_t;
 
-#define METAL_FUNC inline
+#define METAL_FUNC inline __attribute__((always_inline))
 #define INFINITY __builtin_inff()
 #define NAN __builtin_nanf("")
 
