@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NoReturn
 from mlxserve.cli import menu
 from mlxserve.cli.streams import print_error, print_safe
 from mlxserve.core.errors import MlxServeError
+from mlxserve.core.version import __version__
 
 if TYPE_CHECKING:
     from tui.opening import FirstFrame
@@ -44,6 +45,9 @@ def main() -> NoReturn:
 
 
 def _run(frame: FirstFrame | None) -> None:
+    if sys.argv[1:] in (["--version"], ["-V"]):  # without importing every command
+        print_safe(f"mlxserve {__version__}")
+        return
     from mlxserve.cli.terminal import plain_flags, run_with_plain_flags
 
     flags = plain_flags(sys.argv[1:])

@@ -15,6 +15,20 @@ def test_version_prints_the_version(run: Run) -> None:
     assert run("-V") == run("--version")
 
 
+def test_version_imports_neither_httpx_nor_the_commands() -> None:
+    script = (
+        "import sys\n"
+        "from mlxserve.cli import main\n"
+        "sys.argv = ['mlxserve', '--version']\n"
+        "try:\n"
+        "    main()\n"
+        "except SystemExit:\n"
+        "    heavy = {'httpx', 'typer', 'pydantic', 'psutil', 'mlxserve.cli.commands'}\n"
+        "    print(sorted(heavy & sys.modules.keys()))\n"
+    )
+    assert python("-c", script).out.splitlines() == [f"mlxserve {__version__}", "[]"]
+
+
 @pytest.mark.parametrize("command", [(), ("serve",), ("key", "create")])
 def test_h_is_help(command: tuple[str, ...], run: Run) -> None:
     assert run(*command, "-h") == run(*command, "--help")
