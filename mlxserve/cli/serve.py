@@ -83,7 +83,7 @@ def _serve(
     from mlxserve.api.build import ModelServer
     from mlxserve.api.server import logs
     from mlxserve.api.server.connection import Limits
-    from mlxserve.api.server.server import bind, stop_at_end_of_input, url_of
+    from mlxserve.api.server.server import bind, reachable_url, stop_at_end_of_input, url_of
     from mlxserve.system import machine
 
     logs.configure(server.log_level)
@@ -108,7 +108,7 @@ def _serve(
             server,
             access,
             limits=limits,
-            on_ready=lambda: say(f"mlxserve is ready at {url}"),
+            on_ready=lambda: say(f"mlxserve is ready at {reachable_url(listener)}"),
             register=added if config.num_ranks == 1 else None,
         )
         _keep_what_is_loaded()

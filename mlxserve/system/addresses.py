@@ -7,6 +7,8 @@ the metadata addresses of clouds. Python's `is_global` is not used: what it says
 
 from __future__ import annotations
 
+import socket
+from contextlib import suppress
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 from typing import TypeAlias
 
@@ -14,6 +16,7 @@ Address: TypeAlias = IPv4Address | IPv6Address
 
 _LOOPBACK = (IPv4Network("127.0.0.0/8"), IPv6Network("::1/128"))
 _UNSPECIFIED = (IPv4Network("0.0.0.0/32"), IPv6Network("::/128"))
+_EXAMPLE = "192.0.2.1"  # RFC 5737: for documentation, so nobody has it
 _PRIVATE = (
     IPv4Network("10.0.0.0/8"),
     IPv4Network("172.16.0.0/12"),
@@ -65,6 +68,25 @@ def parse(text: str) -> Address | None:
         return ip_address(text.partition("%")[0])
     except ValueError:
         return None
+
+
+def is_unspecified(address: Address) -> bool:
+    """True for the address that stands for all of this machine's."""
+    return _is_in(address, _UNSPECIFIED)
+
+
+def own_address() -> str | None:
+    """Return the address under which other machines reach this one; None without a network.
+
+    That is the one of the route to the Internet. Nothing is sent: connecting a datagram socket only
+    chooses a route.
+    """
+    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((_EXAMPLE, 9))
+        address: str = probe.getsockname()[0]
+        found = IPv4Address(address)
+        return None if is_loopback(found) or is_unspecified(found) else address
+    return None
 
 
 def is_loopback(address: Address) -> bool:

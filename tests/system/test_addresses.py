@@ -8,7 +8,8 @@ from random import Random
 
 import pytest
 
-from mlxserve.system.addresses import is_near, is_public, parse
+from mlxserve.system import addresses
+from mlxserve.system.addresses import is_near, is_public, is_unspecified, own_address, parse
 
 # Of https://www.iana.org/assignments/iana-ipv4-special-registry and -ipv6-, as of 2025.
 REGISTRY = (
@@ -25,6 +26,44 @@ PUBLIC = (
     *("192.167.255.255", "192.169.0.0", "198.17.255.255", "198.20.0.0", "223.255.255.255"),
     *("2000::", "2001:200::", "2606:2800:220:1::1", "2a00::1", "3ffe:ffff::", "3fff:1000::"),
 )
+
+
+class Route:
+    """In the place of a datagram socket, on a machine with this address."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+
+    def __enter__(self) -> Route:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def connect(self, _address: tuple[str, int]) -> None:
+        if not self.address:
+            raise OSError("Network is unreachable")
+
+    def getsockname(self) -> tuple[str, int]:
+        return self.address, 50_000
+
+
+@pytest.mark.parametrize(
+    ("address", "own"),
+    [("192.168.1.5", "192.168.1.5"), ("", None), ("127.0.0.1", None), ("0.0.0.0", None)],
+)
+def test_others_reach_this_machine_by_the_address_of_its_route(
+    monkeypatch: pytest.MonkeyPatch, address: str, own: str | None
+) -> None:
+    monkeypatch.setattr(addresses.socket, "socket", lambda *_: Route(address))
+    assert own_address() == own
+
+
+def test_the_address_that_stands_for_all_is_unspecified() -> None:
+    known = {text: parse(text) for text in ("0.0.0.0", "::", "127.0.0.1", "::1", "10.0.0.1")}
+    assert [text for text, each in known.items() if each and is_unspecified(each)] == [
+        "0.0.0.0",
+        "::",
+    ]
 
 
 def _edges() -> Iterator[IPv4Address | IPv6Address]:

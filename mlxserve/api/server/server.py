@@ -27,6 +27,7 @@ from mlxserve.api.server.connection import Connection, Limits
 from mlxserve.api.server.drain import Drain
 from mlxserve.api.server.in_flight import InFlight
 from mlxserve.core.errors import MlxServeError
+from mlxserve.system import addresses
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +65,15 @@ def bind(host: str, port: int) -> socket.socket:
 def url_of(listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
     return f"http://{host_header_name(host)}:{port}"
+
+
+def reachable_url(listener: socket.socket) -> str:
+    """Return the address for clients: if it listens on all, the one that other machines use."""
+    host, port = listener.getsockname()[:2]
+    address = addresses.parse(host)
+    if address is None or not addresses.is_unspecified(address):
+        return url_of(listener)
+    return f"http://{addresses.own_address() or '127.0.0.1'}:{port}"
 
 
 class HttpServer(uvicorn.Server):

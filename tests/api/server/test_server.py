@@ -118,6 +118,7 @@ def test_a_server_on_every_address_needs_a_key_and_ctrl_c_ends_it(
     key_file.chmod(0o600)
     flags = ("--host", "0.0.0.0", "--api-key-file", str(key_file))
     with start(*flags, env={"MLXSERVE_API_KEY": keys[0]}) as process:
+        assert "0.0.0.0" not in process.url
         assert process.request("GET", "/v1/models")[0] == 401
         first, second = ({"authorization": f"Bearer {key}"} for key in keys)
         assert process.request("GET", "/v1/models", headers=first)[0] == 200
