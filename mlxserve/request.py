@@ -84,6 +84,7 @@ class CacheReport:
     reason: CacheMiss
     num_from_disk: int = 0  # tokens that were read from disk
     num_from_store: int = 0  # tokens that were read from a page store
+    page_size: int = field(default=0, compare=False)  # tokens
 
 
 class Guide(Protocol):

@@ -78,6 +78,7 @@ def cache_report(cache: CacheReport | None) -> dict[str, Any] | None:
         return None
     return {
         "num_pages": cache.num_pages,
+        "page_size": cache.page_size,
         "num_tokens": cache.num_tokens,
         "tokens_from_disk": cache.num_from_disk,
         "tokens_from_store": cache.num_from_store,

@@ -95,6 +95,7 @@ MIGRATIONS: tuple[str, ...] = (
         updated_at REAL NOT NULL
     );
     """,
+    "ALTER TABLE messages ADD COLUMN page_size INTEGER;",
 )
 
 

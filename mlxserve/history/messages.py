@@ -6,6 +6,7 @@ adds a sibling, and never overwrites anything. The store is the only writer.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -41,6 +42,7 @@ class AnswerStats:
 
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
+    page_size: int | None = None  # tokens of a page of the cache
     differs_at: int | None = None  # the first token of the prompt that was not cached
     miss: str = ""  # why no more of the prompt was cached; empty: not known
     completion_tokens: int | None = None
@@ -59,6 +61,16 @@ class AnswerStats:
         if self.completion_tokens is None or self.completion_tokens < 2:
             return None
         return (self.completion_tokens - 1) / self.decode_seconds
+
+    @property
+    def pages(self) -> tuple[int, int] | None:
+        """(pages from the cache, pages) of the prompt; None if the server does not say.
+
+        The last page may be a part of one.
+        """
+        if self.cached_tokens is None or not self.prompt_tokens or not self.page_size:
+            return None
+        return self.cached_tokens // self.page_size, math.ceil(self.prompt_tokens / self.page_size)
 
     @property
     def tokens_per_step(self) -> float | None:

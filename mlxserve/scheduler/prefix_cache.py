@@ -240,7 +240,7 @@ class PrefixCache:
         num_to_read: pages after the found ones that it has once others are read; `with_read` adds them
         """
         if not self.serves(request):
-            return CacheReport(0, 0, 0, CacheMiss.OFF)
+            return CacheReport(0, 0, 0, CacheMiss.OFF, page_size=self._pool.page_size)
         found = self._explainer.report(request, self.matchable(request), num_pages + num_to_read)
         if num_to_read:
             return replace(found, num_pages=num_pages, num_tokens=num_pages * self._pool.page_size)
@@ -288,9 +288,11 @@ class PrefixCache:
     def report_fork(self, fork: LiveRequest, num_pages: int) -> CacheReport:
         """Return the report of a fork, which shares `num_pages` full pages with its leader."""
         if not self.serves(fork):
-            return CacheReport(0, 0, 0, CacheMiss.OFF)
-        num_tokens = num_pages * self._pool.page_size
-        return CacheReport(num_pages, num_tokens, num_tokens, CacheMiss.BELOW_ONE_PAGE)
+            return CacheReport(0, 0, 0, CacheMiss.OFF, page_size=self._pool.page_size)
+        size = self._pool.page_size
+        num_tokens = num_pages * size
+        reason = CacheMiss.BELOW_ONE_PAGE
+        return CacheReport(num_pages, num_tokens, num_tokens, reason, page_size=size)
 
 
 class Explainer:
@@ -305,17 +307,20 @@ class Explainer:
     ) -> CacheReport:
         """Return the report of a prompt that found the first `num_pages` of its `matchable` pages."""
         known_salt = self._remember(request)
-        num_tokens = num_pages * self._pool.page_size
+        size = self._pool.page_size
+        num_tokens = num_pages * size
         if num_pages == len(matchable):
-            return CacheReport(num_pages, num_tokens, num_tokens, CacheMiss.BELOW_ONE_PAGE)
+            reason = CacheMiss.BELOW_ONE_PAGE
+            return CacheReport(num_pages, num_tokens, num_tokens, reason, page_size=size)
         if self._pool.evictions.has(matchable[num_pages]):
-            return CacheReport(num_pages, num_tokens, num_tokens, CacheMiss.EVICTED)
+            reason = CacheMiss.EVICTED
+            return CacheReport(num_pages, num_tokens, num_tokens, reason, page_size=size)
         if num_pages == 0 and known_salt not in (None, request.asked.cache_salt):
-            return CacheReport(0, 0, 0, CacheMiss.OTHER_SALT)
+            return CacheReport(0, 0, 0, CacheMiss.OTHER_SALT, page_size=size)
         parent = matchable[num_pages - 1] if num_pages else root(request.asked.cache_salt)
-        page = request.token_ids[num_tokens : num_tokens + self._pool.page_size]
+        page = request.token_ids[num_tokens : num_tokens + size]
         differs_at = num_tokens + self._pool.index.num_common(parent, page)
-        return CacheReport(num_pages, num_tokens, differs_at, CacheMiss.NEW_TEXT)
+        return CacheReport(num_pages, num_tokens, differs_at, CacheMiss.NEW_TEXT, page_size=size)
 
     def _remember(self, request: LiveRequest) -> bytes | None:
         """Record the prompt's salt; return that of the client's last prompt with the same first page."""

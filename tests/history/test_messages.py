@@ -35,3 +35,10 @@ def test_messages_are_sent_with_alternating_roles() -> None:
         {"role": "assistant", "content": "a"},
         {"role": "user", "content": "s"},
     ]
+
+
+def test_the_pages_of_a_prompt_are_counted_with_its_last_part_of_one() -> None:
+    assert AnswerStats(prompt_tokens=5_001, cached_tokens=4_995, page_size=16).pages == (312, 313)
+    assert AnswerStats(prompt_tokens=32, cached_tokens=0, page_size=16).pages == (0, 2)
+    assert AnswerStats(prompt_tokens=32, cached_tokens=16).pages is None
+    assert AnswerStats(prompt_tokens=32, page_size=16).pages is None

@@ -15,7 +15,8 @@ def stats_lines(stats: AnswerStats, *, is_live: bool = False) -> tuple[str, ...]
     """Format the statistics, longest form first, for decreasing room.
 
     Such as `42.1 tok/s · 2.4 tokens a step · first token 0.21 s · cached 1,024 of 1,060 prompt
-    tokens`, as far as known.
+    tokens`, as far as known. For mlxserve the prompt is counted in pages of its cache: `312 pages of
+    313 from the cache`.
     """
     speed = drafts = first = prompt = short_prompt = ""
     if stats.tokens_per_second is not None:
@@ -27,7 +28,10 @@ def stats_lines(stats: AnswerStats, *, is_live: bool = False) -> tuple[str, ...]
         first = f"first token {format_seconds(stats.first_token_seconds)}"
     if stats.prompt_tokens is not None:
         prompt = short_prompt = f"{stats.prompt_tokens:,} prompt tokens"
-        if stats.cached_tokens is not None:
+        if (pages := stats.pages) is not None:
+            short_prompt = f"cached {pages[0]:,} of {pages[1]:,} pages"
+            prompt = f"{pages[0]:,} pages of {pages[1]:,} from the cache"
+        elif stats.cached_tokens is not None:
             short_prompt = f"cached {stats.cached_tokens:,} of {stats.prompt_tokens:,}"
             prompt = f"{short_prompt} prompt tokens"
     choices = (

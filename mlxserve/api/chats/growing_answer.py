@@ -134,12 +134,13 @@ class GrowingAnswer:
 
     def _note(self, usage: Mapping[str, Any]) -> None:
         details = usage.get("prompt_tokens_details") or {}
-        speculation = usage.get("speculation") or {}
+        cache, speculation = usage.get("cache") or {}, usage.get("speculation") or {}
         stats = replace(
             self._message.stats,
             prompt_tokens=usage.get("prompt_tokens"),
             completion_tokens=usage.get("completion_tokens"),
             cached_tokens=details.get("cached_tokens", 0),
+            page_size=cache.get("page_size"),
             accepted_tokens=speculation.get("accepted_tokens"),
         )
         self._message = replace(self._message, stats=stats)

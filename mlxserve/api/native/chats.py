@@ -126,6 +126,7 @@ class StatsFields(StrictModel):
 
     prompt_tokens: Count | None = None
     cached_tokens: Count | None = None
+    page_size: Count | None = None
     completion_tokens: Count | None = None
     accepted_tokens: Count | None = None
     first_token_seconds: Seconds | None = None

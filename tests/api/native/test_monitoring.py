@@ -278,11 +278,12 @@ def test_the_number_of_open_maps_is_bounded(client, chat, monkeypatch):
 
 
 def test_usage_reports_what_the_cache_did(client, chat):
-    report = CacheReport(3, 48, 50, CacheMiss.NEW_TEXT, num_from_disk=16)
+    report = CacheReport(3, 48, 50, CacheMiss.NEW_TEXT, num_from_disk=16, page_size=16)
     usage = Usage(100, 1, 48, cache=report)
     chat.script = [Delta("x", (1,), (), FinishReason.STOP, usage)]
     told = {
         "num_pages": 3,
+        "page_size": 16,
         "num_tokens": 48,
         "tokens_from_disk": 16,
         "tokens_from_store": 0,

@@ -212,6 +212,7 @@ def test_a_reply_says_why_no_more_of_the_prompt_was_cached(client: openai.OpenAI
     usage = client.completions.create(prompt=[*prompt[:66], 12, 13], **asked).usage
     assert usage.cache == {
         "num_pages": 2,
+        "page_size": 32,
         "num_tokens": 64,
         "tokens_from_disk": 0,
         "tokens_from_store": 0,

@@ -23,6 +23,22 @@ def test_the_lines_contain_all_known_statistics() -> None:
     assert stats_lines(stats, is_live=True)[-1] == "about 40.0 tok/s"
 
 
+def test_a_prompt_is_counted_in_pages_of_the_cache_where_they_are_known() -> None:
+    stats = AnswerStats(
+        prompt_tokens=5_001,
+        cached_tokens=4_992,
+        page_size=16,
+        completion_tokens=101,
+        decode_seconds=2.5,
+    )
+    assert stats_lines(stats) == (
+        "40.0 tok/s · 312 pages of 313 from the cache",
+        "40.0 tok/s · cached 312 of 313 pages",
+        "40.0 tok/s · cached 312 of 313 pages",
+        "40.0 tok/s",
+    )
+
+
 def test_drafts_are_shown_as_tokens_of_a_step() -> None:
     stats = AnswerStats(completion_tokens=101, accepted_tokens=59, decode_seconds=2.5)
     assert stats_lines(stats)[0] == "40.0 tok/s · 2.4 tokens a step"

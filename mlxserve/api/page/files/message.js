@@ -50,12 +50,15 @@ function drawSoon(message) { // together: each redraw that keeps the reader's pl
 function noteOf({ role, state, error, stats, cuts, model }) {
   if (state === "failed") return "✗ " + visible(error);
   const parts = [ENDS[state], cuts && visible(cuts), role === "assistant" && visible(model)].filter(Boolean);
-  const { prompt_tokens, cached_tokens, completion_tokens, accepted_tokens, decode_seconds } = stats;
+  const { prompt_tokens, cached_tokens, page_size, completion_tokens, accepted_tokens, decode_seconds } = stats;
   if (decode_seconds > MIN_SECONDS && completion_tokens > 1)
     parts.push(((completion_tokens - 1) / decode_seconds).toFixed(1) + " tokens/s");
   if (accepted_tokens > 0)
     parts.push((completion_tokens / Math.max(1, completion_tokens - accepted_tokens)).toFixed(1) + " tokens a step");
-  if (prompt_tokens != null && cached_tokens != null)
+  if (prompt_tokens && cached_tokens != null && page_size) {
+    const [cached, all] = [Math.floor(cached_tokens / page_size), Math.ceil(prompt_tokens / page_size)];
+    parts.push(`${count(cached)} pages of ${count(all)} from the cache`);
+  } else if (prompt_tokens != null && cached_tokens != null)
     parts.push(`cached ${count(cached_tokens)} of ${count(prompt_tokens)} prompt tokens`);
   return parts.join(" · ");
 }
