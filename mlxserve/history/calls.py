@@ -7,7 +7,7 @@ wrote after the last round is the answer's text.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any
@@ -123,7 +123,7 @@ def round_fields(tool_round: ToolRound) -> dict[str, Any]:
 
 def rounds_of(text: str) -> tuple[ToolRound, ...]:
     """Parse the result of `rounds_text`."""
-    return tuple(map(_round, json.loads(text))) if text else ()
+    return tuple(map(round_of, json.loads(text))) if text else ()
 
 
 def rounds_markdown(rounds: Iterable[ToolRound]) -> str:
@@ -139,7 +139,8 @@ def rounds_markdown(rounds: Iterable[ToolRound]) -> str:
     return "\n\n".join(parts)
 
 
-def _round(fields: dict[str, Any]) -> ToolRound:
+def round_of(fields: Mapping[str, Any]) -> ToolRound:
+    """Parse the result of `round_fields`."""
     calls = tuple(
         CallRecord(
             **{**call, "state": CallState(call["state"]), "images": tuple(call.get("images", ()))}

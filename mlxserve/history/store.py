@@ -94,6 +94,7 @@ class Store(Transactions):
         self._db = connection
         self._reserve = reserve
         self.prompts = SavedPrompts(connection, self._write)
+        self.file: Path | None = None
 
     @classmethod
     def open(cls, path: Path, max_bytes: int | None = None) -> Store:
@@ -108,6 +109,7 @@ class Store(Transactions):
             reserve.release()
             connection = open_file(path)
         store = cls(connection, reserve)
+        store.file = path
         if max_bytes is not None:
             [page_size] = connection.execute("PRAGMA page_size").fetchone()
             connection.execute(f"PRAGMA max_page_count = {max_bytes // page_size}")

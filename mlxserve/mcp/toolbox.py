@@ -135,14 +135,22 @@ class Toolbox:
             self._starting = starting = asyncio.create_task(self._start(), name="tools")
         await asyncio.shield(starting)
 
+    async def refresh(self) -> None:
+        """Start the servers, and take over choices that another program has stored meanwhile."""
+        await self.start()
+        for server in self._servers:
+            is_on = await self._is_on(server)
+            if is_on != (server.entry.name not in self._off):
+                await self._turn(server, is_on=is_on)
+            await self._read_permissions(server)
+
     async def _start(self) -> None:
         gone = self._read()
         if self._thread is not None:
             await asyncio.gather(*(self._thread.run(server.close()) for server in gone))
         self._off.clear()
         for server in self._servers:
-            kept = await self._settings.setting(_server_key(server.entry))
-            if (kept or ("off" if server.entry.is_disabled else "on")) == "off":
+            if not await self._is_on(server):
                 self._off.add(server.entry.name)
         on = [server for server in self._servers if server.entry.name not in self._off]
         await asyncio.gather(*(self._start_one(server) for server in on))
@@ -152,6 +160,13 @@ class Toolbox:
             _LOG.addHandler(_NO_OUTPUT)
             self._thread = _LoopThread()
         await self._thread.run(server.start())
+        await self._read_permissions(server)
+
+    async def _is_on(self, server: ToolServer) -> bool:
+        kept = await self._settings.setting(_server_key(server.entry))
+        return (kept or ("off" if server.entry.is_disabled else "on")) != "off"
+
+    async def _read_permissions(self, server: ToolServer) -> None:
         for tool in self._tools_of(server):
             kept = await self._settings.setting(_tool_key(tool))
             digest = _digest(server.entry, tool)
@@ -161,6 +176,10 @@ class Toolbox:
         """Enable and start a server, also one that failed, or disable it. Raises ToolsError."""
         server = self._server(name)
         await self._settings.set_setting(_server_key(server.entry), "on" if is_on else "off")
+        await self._turn(server, is_on=is_on)
+
+    async def _turn(self, server: ToolServer, *, is_on: bool) -> None:
+        name = server.entry.name
         if is_on:
             self._off.discard(name)
             await self._start_one(server)

@@ -261,6 +261,25 @@ def damage(file: Path) -> None:
     file.write_text("{")
 
 
+async def test_choices_of_another_program_hold_from_the_next_answer_on(file: Path) -> None:
+    """The terminal and the server have a toolbox each over the same settings."""
+    settings, servers = KeptSettings(), {"s": scripted()}
+    async with started(file, servers, settings) as here, started(file, servers, settings) as there:
+        await here.permit("s__add", Permission.ALWAYS)
+        await there.refresh()
+        assert there.tool("s__add").permission is Permission.ALWAYS  # type: ignore[union-attr]
+        await here.permit("s__add", Permission.NEVER)
+        await there.refresh()
+        assert there.tool("s__add") is None
+        await here.switch("s", is_on=False)
+        await there.refresh()
+        assert there.offered() == []
+        assert [card.is_on for card in there.cards] == [False]
+        await here.switch("s", is_on=True)
+        await there.refresh()
+        assert there.offered()
+
+
 async def test_a_file_that_has_changed_is_read_again_and_servers_that_stay_go_on(
     file: Path, tmp_path: Path
 ) -> None:

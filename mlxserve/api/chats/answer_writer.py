@@ -1,7 +1,8 @@
 """AnswerWriter: writes one answer of a chat, whoever looks at it, and keeps it on the disk.
 
     ask the model ──▶ text ──▶ calls ──▶ a follower's decision ──▶ results ──▶ ask the model ...
-                       │ every 0.25 s, if there are followers: their events
+                       │ every 0.25 s, if there are followers: their events, parsed
+                       │ every 0.07 s, if some want the text itself: that
                        └ every 0.5 s: the store
 
 The model is asked by a request to this server (`InProcess`). The answer ends when the model ends it,
@@ -21,7 +22,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from mlxserve.api.chats.feed import ChatFeed
+from mlxserve.api.chats.feed import ChatFeed, Growth, TextForm
 from mlxserve.api.chats.forms import card_of, end_form
 from mlxserve.api.chats.growing_answer import AnswerFailed, GrowingAnswer
 from mlxserve.api.chats.growing_blocks import GrowingBlocks
@@ -46,6 +47,7 @@ logger = logging.getLogger(__name__)
 
 MAX_ROUNDS = 25  # of tool calls
 PUBLISH_INTERVAL = 0.25  # seconds between events of a growing text
+TEXT_INTERVAL = 0.07  # the same for those who get it unparsed
 SAVE_INTERVAL = 0.5  # seconds between writes to the store
 _TOUCH_INTERVAL = 5.0  # seconds between writes of an answer that does not change
 _MAX_SAVES = 20  # tries to store the end of an answer
@@ -100,9 +102,10 @@ class AnswerOrder:
 class _Refused(AnswerFailed):
     """The server refused a request for an answer."""
 
-    def __init__(self, status: int, message: str) -> None:
+    def __init__(self, status: int, message: str, code: str) -> None:
         super().__init__(message)
         self.status = status
+        self.code = code
 
 
 class AnswerWriter:
@@ -118,6 +121,7 @@ class AnswerWriter:
         self._published = _Published(services.renderer, answer)
         self._decision: tuple[str, asyncio.Future[str]] | None = None  # of the call with this id
         self._question: dict[str, Any] | None = None
+        self._request_id = self._refusal_code = ""
         self._saved_changes, self._saved_at = -1, 0.0
         self._is_unsaved = False
         self._is_ending = self._is_deleted = False
@@ -143,15 +147,16 @@ class AnswerWriter:
         self._decision[1].set_result(decision)
         return True
 
-    def snapshot(self) -> Callable[[], dict[str, Any]]:
+    def snapshot(self, form: TextForm) -> Callable[[], dict[str, Any]]:
         """Note what followers have now; the result turns it into a part of an event."""
-        return partial(self._published.form(), self._question)
+        return partial(self._published.form(form), self._question, self._request_id)
 
     # ---- writing
 
     async def _write(self) -> None:
         beside = [
             asyncio.ensure_future(self._publish_often()),
+            asyncio.ensure_future(self._publish_text_often()),
             asyncio.ensure_future(self._save_often()),
         ]
         state, error = State.DONE, ""
@@ -161,8 +166,9 @@ class AnswerWriter:
                 state = self.answer.state
         except asyncio.CancelledError:
             state = State.STOPPED
-        except (AnswerFailed, MlxServeError, ToolsError) as failure:
+        except (AnswerFailed, MlxServeError, StoreError, ToolsError) as failure:
             state, error = State.FAILED, str(failure)
+            self._refusal_code = failure.code if isinstance(failure, _Refused) else ""
         except Exception:
             logger.exception("An answer failed")
             state, error = State.FAILED, "Internal server error. See the server's log."
@@ -178,7 +184,7 @@ class AnswerWriter:
         order, answer = self._order, self.answer
         messages, continues = list(order.messages), order.continues
         if order.has_tools:
-            await self._run(Work(_TOOL_SECONDS, self._services.toolbox.start, RunsIn.LOOP))
+            await self._run(Work(_TOOL_SECONDS, self._services.toolbox.refresh, RunsIn.LOOP))
         for number in range(MAX_ROUNDS + 1):
             tools = [tool.definition for tool in self._offered()]
             calls = await self._hear(messages, tools, continues=continues)
@@ -230,11 +236,11 @@ class AnswerWriter:
         answer.begin()
         async with services.requests.post(self._order.sender, _CHAT, content) as reply:
             if reply.status != 200:
-                raise _Refused(reply.status, _message_of(await reply.body()))
+                raise _Refused(reply.status, *_refusal_of(await reply.body()))
             warning = reply.headers.get(WARNING_HEADER, "")
             answer.cuts = ". ".join(each for each in warning.split("; ") if _CUT in each)
-            identity = {"id": answer.id, "request_id": reply.headers.get("x-request-id", "")}
-            self._feed.publish("request", identity)
+            self._request_id = reply.headers.get("x-request-id", "")
+            self._feed.publish("request", {"id": answer.id, "request_id": self._request_id})
             async for chunk in _chunks(reply):
                 answer.take(chunk)
         return answer.end_request()
@@ -273,6 +279,8 @@ class AnswerWriter:
         self._question = {
             "call_id": call.id,
             "name": tool.name,
+            "server": tool.server,
+            "tool": tool.tool,
             "description": tool.description,
             "arguments": call.arguments,
         }
@@ -290,24 +298,36 @@ class AnswerWriter:
         while True:
             await asyncio.sleep(max(PUBLISH_INTERVAL, 2 * taken))
             started = time.monotonic()
-            if self._feed.num_followers:
+            if self._feed.has_followers(TextForm.BLOCKS):
                 with contextlib.suppress(QueueFull):  # the next time has all of it
                     await self._published.publish(self._feed, self._run)
             taken = time.monotonic() - started
+
+    async def _publish_text_often(self) -> None:
+        while True:
+            await asyncio.sleep(TEXT_INTERVAL)
+            if self._feed.has_followers(TextForm.TEXT):
+                self._published.publish_text(self._feed)
 
     async def _finish(self) -> None:
         """Store the end of the answer, and tell the followers."""
         if self._is_deleted:
             return
-        if self._feed.num_followers:
+        await self._with_patience(self._save)
+        chat = await self._with_patience(self._ended)
+        if self._feed.has_followers(TextForm.BLOCKS):
             await self._with_patience(
                 partial(self._published.publish, self._feed, self._run, is_whole=True)
             )
         else:
-            self._feed.forget()
-        await self._with_patience(self._save)
-        chat = await self._with_patience(self._ended)
-        self._feed.publish("end", end_form(self.answer.record(), self.answer.cuts))
+            self._feed.skip(TextForm.BLOCKS)
+        # From here on nobody comes before all have the end.
+        if self._feed.has_followers(TextForm.TEXT):
+            self._published.publish_text(self._feed)
+        else:
+            self._feed.skip(TextForm.TEXT)
+        end = end_form(self.answer.record(), self.answer.cuts, self._refusal_code)
+        self._feed.publish("end", end)
         if chat is not None:
             self._feed.publish("chat", card_of(chat))
 
@@ -371,63 +391,84 @@ class AnswerWriter:
 
 
 class _Published:
-    """Tracks what the followers of an answer have of it."""
+    """Tracks what the followers of an answer have of it, in each form."""
 
     def __init__(self, renderer: Renderer, answer: GrowingAnswer) -> None:
         self._renderer = renderer
         self._answer = answer
         self._rounds: list[ToolRound] = []
-        self._thinking = ""
         self._blocks = GrowingBlocks(renderer)
-        self._text = ""
+        self._text = ""  # of the blocks
+        self._thinking = dict.fromkeys(TextForm, "")
+        self._plain = ""  # what those have who get the text
 
     async def publish(self, feed: ChatFeed, fairly: Any, *, is_whole: bool = False) -> None:
-        """Publish what the followers do not have. Raises QueueFull."""
+        """Publish what the followers of blocks do not have. Raises QueueFull."""
         answer = self._answer
         self._publish_rounds(feed)
-        thinking, text = answer.thinking, answer.text
-        if thinking != self._thinking:
-            new = {"id": answer.id, "text": thinking[len(self._thinking) :]}
-            feed.publish("thinking", new)
-            self._thinking = thinking
-        if text != self._text or (is_whole and text):
-            patches = await self._blocks.advance(text, fairly, is_whole=is_whole)
-            self._text = text
-            if patches:
-                head = b'{"id":%d,"patches":' % answer.id
-                feed.publish_encoded("blocks", head + patches + b"}")
+        self._publish_thinking(feed, TextForm.BLOCKS)
+        text, blocks = answer.text, self._blocks
+        if text == self._text and not (is_whole and text):
+            return
+        change = await blocks.advance(text, fairly, is_whole=is_whole)
+        if blocks is not self._blocks:  # a round has begun, which has the text
+            return
+        self._text = text
+        if not change.patches:
+            return
+        data = b'{"id":%d,"patches":' % answer.id + change.patches + b"}"
+        if change.place is None:
+            feed.publish_encoded("blocks", data, TextForm.BLOCKS)
+        else:
+            place = ("blocks", answer.id, *change.place)
+            feed.publish_growth(Growth("blocks", data, place, change.text), TextForm.BLOCKS)
+
+    def publish_text(self, feed: ChatFeed) -> None:
+        """Publish what the followers of the text do not have."""
+        self._publish_rounds(feed)
+        self._publish_thinking(feed, TextForm.TEXT)
+        text = self._answer.text
+        if text != self._plain:
+            self._publish_growth(feed, "text", text[len(self._plain) :], TextForm.TEXT)
+            self._plain = text
+
+    def _publish_thinking(self, feed: ChatFeed, form: TextForm) -> None:
+        thinking, before = self._answer.thinking, self._thinking[form]
+        if thinking != before:
+            self._publish_growth(feed, "thinking", thinking[len(before) :], form)
+            self._thinking[form] = thinking
+
+    def _publish_growth(self, feed: ChatFeed, name: str, text: str, form: TextForm) -> None:
+        data = encode_json({"id": self._answer.id, "text": text})
+        feed.publish_growth(Growth(name, data, (name, self._answer.id), text), form)
 
     def _publish_rounds(self, feed: ChatFeed) -> None:
         rounds = self._answer.rounds
         if len(rounds) != len(self._rounds):  # the text went to a round
-            self._blocks, self._text, self._thinking = GrowingBlocks(self._renderer), "", ""
+            self._blocks, self._text, self._plain = GrowingBlocks(self._renderer), "", ""
+            self._thinking = dict.fromkeys(TextForm, "")
         for at, each in enumerate(rounds):
             if at >= len(self._rounds) or self._rounds[at] != each:
                 event = {"id": self._answer.id, "index": at, "round": round_fields(each)}
                 feed.publish("round", event)
         self._rounds = list(rounds)
 
-    def form(self) -> Callable[[dict[str, Any] | None], dict[str, Any]]:
+    def form(self, form: TextForm) -> Callable[[dict[str, Any] | None, str], dict[str, Any]]:
         """Note the state as it is now; the result makes its form, which may take long."""
-        return partial(
-            _form, self._answer.id, list(self._rounds), self._thinking, self._blocks.shown
-        )
+        text = self._blocks.shown if form is TextForm.BLOCKS else self._plain
+        rounds, thinking = list(self._rounds), self._thinking[form]
 
+        def made(question: dict[str, Any] | None, request_id: str) -> dict[str, Any]:
+            return {
+                "id": self._answer.id,
+                "rounds": list(map(round_fields, rounds)),
+                "thinking": thinking,
+                form.value: text,
+                "question": question,
+                "request_id": request_id,
+            }
 
-def _form(
-    answer_id: int,
-    rounds: list[ToolRound],
-    thinking: str,
-    blocks: list[Any],
-    question: dict[str, Any] | None,
-) -> dict[str, Any]:
-    return {
-        "id": answer_id,
-        "rounds": list(map(round_fields, rounds)),
-        "thinking": thinking,
-        "blocks": blocks,
-        "question": question,
-    }
+        return made
 
 
 async def _chunks(reply: InnerReply) -> AsyncIterator[dict[str, Any]]:
@@ -444,9 +485,10 @@ async def _chunks(reply: InnerReply) -> AsyncIterator[dict[str, Any]]:
         raise AnswerFailed("The server ended the answer before it was complete.")
 
 
-def _message_of(content: bytes) -> str:
-    """Return the sentence of an error reply."""
+def _refusal_of(content: bytes) -> tuple[str, str]:
+    """Return the sentence and the code of an error reply."""
     try:
-        return str(json.loads(content)["error"]["message"])
+        error = json.loads(content)["error"]
+        return str(error["message"]), str(error.get("code") or "")
     except (ValueError, KeyError, TypeError):
-        return "The server refused the question. See its log."
+        return "The server refused the question. See its log.", ""

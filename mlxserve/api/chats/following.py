@@ -9,7 +9,7 @@ from functools import partial
 from starlette.requests import Request
 from starlette.responses import Response
 
-from mlxserve.api.chats.feed import TooSlow
+from mlxserve.api.chats.feed import TextForm, TooSlow
 from mlxserve.api.chats.live_chats import LiveChat
 from mlxserve.api.errors import ApiError
 from mlxserve.api.server.drain import Drain
@@ -19,19 +19,25 @@ from mlxserve.api.server.sse import EventStream, Write, named_event
 Begin = Callable[[], Awaitable[tuple[bytes, int]]]
 
 
-def event_stream(request: Request, chat: LiveChat, drain: Drain, begin: Begin) -> Response:
+def event_stream(
+    request: Request,
+    chat: LiveChat,
+    drain: Drain,
+    begin: Begin,
+    form: TextForm = TextForm.BLOCKS,
+) -> Response:
     """Send the state, or what the client missed by its `Last-Event-ID`, then what happens.
 
     Raises ApiError 429.
     """
     if request.method == "HEAD":
         return Response(media_type="text/event-stream")
-    waiter = chat.feed.enter()
+    waiter = chat.feed.enter(form)
 
     async def close() -> None:
         chat.feed.leave(waiter)
 
-    place = chat.feed.place(request.headers.get("last-event-id", ""))
+    place = chat.feed.place(request.headers.get("last-event-id", ""), form)
     return EventStream(
         partial(_follow, chat, drain, waiter, place, begin),
         close=close,

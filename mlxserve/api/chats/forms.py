@@ -26,10 +26,11 @@ def event_form(message: StoredMessage) -> dict[str, Any]:
     return sent_form(message)
 
 
-def end_form(message: StoredMessage, cuts: str) -> dict[str, Any]:
+def end_form(message: StoredMessage, cuts: str, code: str) -> dict[str, Any]:
     """Return how an answer ended, without its text, which followers have.
 
     cuts: which parts of documents were not read
+    code: code of the error with which the server refused the question; empty for any other end
     """
     return {
         "id": message.id,
@@ -38,4 +39,5 @@ def end_form(message: StoredMessage, cuts: str) -> dict[str, Any]:
         "model": message.model,
         "stats": asdict(message.stats),
         "cuts": cuts,
+        "code": code,
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from mlxserve.api.chats.patches import patches
@@ -19,6 +20,18 @@ _MAX_HIGHLIGHTED = 8_000
 _DEFINITION = re.compile(r"^ {0,3}\[[^\]\n]{1,999}\]:", re.MULTILINE)
 
 
+@dataclass(frozen=True, slots=True)
+class BlocksChange:
+    """Patches as JSON, empty for none.
+
+    place, text: the path and the number of the text that grows, and what it grows by, if that is all
+    """
+
+    patches: bytes
+    place: tuple[object, ...] | None = None
+    text: str = ""
+
+
 class GrowingBlocks:
     """Parses each finished block once, and only the end of the text again."""
 
@@ -28,8 +41,10 @@ class GrowingBlocks:
         self._finished: list[Node] = []
         self._at = 0  # characters of the finished blocks
 
-    async def advance(self, text: str, fairly: RunFairly, *, is_whole: bool = False) -> bytes:
-        """Parse the text, and return the patches since the last call, as JSON; b"" for none.
+    async def advance(
+        self, text: str, fairly: RunFairly, *, is_whole: bool = False
+    ) -> BlocksChange:
+        """Parse the text, and return the change since the last call.
 
         is_whole: the text has ended, so that its last block is finished, too
 
@@ -43,16 +58,21 @@ class GrowingBlocks:
         after = [*self._finished, *nodes]
         if is_whole and _DEFINITION.search(text):
             [after] = await self._renderer.nodes([text], fairly)
-        comparing: Work[bytes] = Work(
-            len(end) / _COMPARED_PER_SECOND, partial(_encoded, self.shown, after)
+        comparing: Work[BlocksChange] = Work(
+            len(end) / _COMPARED_PER_SECOND, partial(_change, self.shown, after)
         )
-        encoded = await fairly(comparing)
+        change = await fairly(comparing)
         self.shown = after
         self._finished += finished
         self._at += len(end) if is_whole else size
-        return encoded
+        return change
 
 
-def _encoded(before: Sequence[Node], after: Sequence[Node]) -> bytes:
+def _change(before: Sequence[Node], after: Sequence[Node]) -> BlocksChange:
     found = patches(before, after)
-    return encode_json(found) if found else b""
+    if not found:
+        return BlocksChange(b"")
+    last = found[-1]
+    if len(found) > 1 or "add" in last:
+        return BlocksChange(encode_json(found))
+    return BlocksChange(encode_json(found), (*last["path"], last["keep"]), last["grow"])

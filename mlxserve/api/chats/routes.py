@@ -20,6 +20,7 @@ from mlxserve.api.bodies.json_body import body_size
 from mlxserve.api.bodies.request_body import RequestBody
 from mlxserve.api.bodies.thinking import Effort
 from mlxserve.api.chats.answer_writer import AnswerOrder
+from mlxserve.api.chats.feed import TextForm
 from mlxserve.api.chats.following import event_stream
 from mlxserve.api.chats.forms import card_of, sent_form
 from mlxserve.api.chats.in_process import Sender
@@ -43,6 +44,7 @@ from mlxserve.api.server.drain import Drain
 from mlxserve.helpers.work import Work
 from mlxserve.history.chat_stores import ChatStores
 from mlxserve.history.context import sent_messages
+from mlxserve.history.identity import identity_of
 from mlxserve.history.messages import CAN_CONTINUE, ChatRecord, Role, State, StoredMessage
 from mlxserve.history.store import SeenLeaf, Store, draft_name
 
@@ -206,30 +208,45 @@ class ChatAnswers:
 
     async def events(self, request: Request) -> Response:
         """Sends the state of a chat, then what happens in it, until the client leaves."""
-        owner = key_id(request)
-        card = await self._card(request)
+        owner, form = key_id(request), _form_of(request)
+        card, _ = await self._card(request)
         self._live.check_followers(owner)
         chat = self._live.chat(owner, card.id)
-        return event_stream(request, chat, self._drain, partial(self._state, request, chat))
+        begin = partial(self._state, request, chat, form)
+        return event_stream(request, chat, self._drain, begin, form)
 
-    async def _card(self, request: Request) -> ChatRecord:
-        return await run_on_chats(self._stores, request, lambda store: chat_of(store, request))
+    async def _card(self, request: Request) -> tuple[ChatRecord, str]:
+        """Return the chat, and what names the file that has it."""
+        return await run_on_chats(
+            self._stores, request, lambda store: (chat_of(store, request), identity_of(store))
+        )
 
-    async def _state(self, request: Request, chat: LiveChat) -> tuple[bytes, int]:
+    async def _state(self, request: Request, chat: LiveChat, form: TextForm) -> tuple[bytes, int]:
         """Return the first event of a follower, and the number of the event that follows it."""
         for _ in range(_MAX_READS):
             place = chat.feed.next
-            card = await self._card(request)
+            card, store = await self._card(request)
             if place == chat.feed.next:
                 break
-        place = chat.feed.next
-        take = None if chat.writer is None else chat.writer.snapshot()
-        encoding: Work[bytes] = Work(0.001, partial(_encoded_state, card, take))
+        place = chat.feed.begin_state(form)
+        take = None if chat.writer is None else chat.writer.snapshot(form)
+        encoding: Work[bytes] = Work(0.001, partial(_encoded_state, card, store, take))
         return chat.feed.state_event(await run_fairly(request, encoding), place), place
 
 
-def _encoded_state(card: ChatRecord, take: Callable[[], dict[str, Any]] | None) -> bytes:
-    return encode_json({"chat": card_of(card), "answer": None if take is None else take()})
+def _form_of(request: Request) -> TextForm:
+    """Return the form of the text that a follower wants. Raises ApiError 400."""
+    try:
+        return TextForm(request.query_params.get("form", TextForm.BLOCKS))
+    except ValueError:
+        raise invalid_value("form", f"must be {' or '.join(TextForm)}") from None
+
+
+def _encoded_state(
+    card: ChatRecord, store: str, take: Callable[[], dict[str, Any]] | None
+) -> bytes:
+    answer = None if take is None else take()
+    return encode_json({"chat": card_of(card), "store": store, "answer": answer})
 
 
 def _begun(store: Store, chat: ChatRecord, body: AnswerRequest) -> _Begun:

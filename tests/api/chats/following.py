@@ -21,7 +21,13 @@ class Follower:
     """Reads the events of a chat in a thread of its own."""
 
     def __init__(
-        self, url: str, chat: int | None, *, after: Follower | None = None, key: str = ""
+        self,
+        url: str,
+        chat: int | None,
+        *,
+        after: Follower | None = None,
+        form: str = "blocks",
+        key: str = "",
     ) -> None:
         """Follow a chat; in the place of a follower that lost its connection, after its last event.
 
@@ -32,6 +38,11 @@ class Follower:
         self.num_bytes = 0
         # Of the answer, by its patches.
         self.blocks: list[Any] = [] if after is None else after.blocks
+        # Of the answer, where that is the form.
+        self.text: str = "" if after is None else after.text
+        self._form = form
+        # The last event that grew a text.
+        self._grown: tuple[str, Any] = ("", None) if after is None else after._grown
         headers = {"authorization": f"Bearer {key}"} if key else {}
         self._client = httpx.Client(base_url=url, timeout=PATIENCE, headers=headers)
         self._path = "/api/v1/chats/" + ("events" if chat is None else f"{chat}/events")
@@ -42,7 +53,9 @@ class Follower:
     def _read(self) -> None:
         headers = {"last-event-id": self.last_id} if self.last_id else {}
         try:
-            with self._client.stream("GET", self._path, headers=headers) as reply:
+            with self._client.stream(
+                "GET", self._path, params={"form": self._form}, headers=headers
+            ) as reply:
                 self._socket = reply.extensions["network_stream"].get_extra_info("socket")
                 assert reply.status_code == 200, reply.read()
                 rest = b""
@@ -57,17 +70,26 @@ class Follower:
     def _take(self, part: str) -> None:
         if part.startswith(":"):
             return
-        fields = dict(line.split(": ", 1) for line in part.split("\n"))
+        fields = {
+            name: value.removeprefix(" ")
+            for name, _, value in (line.partition(":") for line in part.split("\n"))
+        }
         self.last_id = fields.get("id", self.last_id)
-        data = json.loads(fields["data"])
-        if fields["event"] == "state":
-            answer = data.get("answer")
-            self.blocks = copy.deepcopy(answer["blocks"]) if answer else []
-        if fields["event"] == "round":
-            self.blocks = []
-        if fields["event"] == "blocks":
+        name, data = fields["event"], json.loads(fields["data"])
+        if name == "more":
+            name, data = self._grown[0], longer(self._grown[1], data)
+        self._grown = name, data
+        if name == "state":
+            answer = data.get("answer") or {}
+            self.blocks = copy.deepcopy(answer.get("blocks", []))
+            self.text = answer.get("text", "")
+        if name == "round":
+            self.blocks, self.text = [], ""
+        if name == "text":
+            self.text += data["text"]
+        if name == "blocks":
             apply(self.blocks, copy.deepcopy(data["patches"]))
-        self.events.append((fields["event"], data))
+        self.events.append((name, data))
 
     def of(self, name: str) -> list[Any]:
         return [data for each, data in self.events if each == name]
@@ -84,6 +106,14 @@ class Follower:
         self._thread.join(PATIENCE)
         assert not self._thread.is_alive()
         self._client.close()
+
+
+def longer(grown: Any, text: str) -> Any:
+    """The event that grew a text, for what that text grows by next."""
+    if "patches" not in grown:
+        return {**grown, "text": text}
+    [patch] = grown["patches"]
+    return {**grown, "patches": [{**patch, "grow": text}]}
 
 
 def apply(blocks: list[Any], patches: list[Any]) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from mlxserve.api.access.policy import AccessPolicy
 from mlxserve.api.chats import feed, live_chats
-from mlxserve.core.errors import OutOfMemory
+from mlxserve.core.errors import OutOfMemory, PromptTooLong
 from mlxserve.history.messages import Role, State
 from mlxserve.history.store import Store
 from mlxserve.request import FinishReason
@@ -322,6 +322,11 @@ def test_drafts_are_kept_by_chat_until_they_are_sent(page: httpx.Client) -> None
     assert read(page, made(page))["draft"] == "", "ids are used again"
 
 
+def may_follow(client: httpx.Client, chat: int) -> bool:
+    with client.stream("GET", f"{CHATS}/{chat}/events") as reply:
+        return reply.status_code == 200
+
+
 def refused_to_follow(client: httpx.Client, chat: int) -> str:
     """The code of the refusal; what is let in sends events without end."""
     with client.stream("GET", f"{CHATS}/{chat}/events") as reply:
@@ -362,3 +367,78 @@ def test_nobody_else_follows_stops_or_asks(
         assert bob.post(f"{path}/answers", json={"text": "x"}).status_code == 404
         chat.release()
         assert ended(alice, number)["messages"][1]["text"] == "Begun ended"
+
+
+def test_a_follower_gets_the_text_in_its_own_form_and_goes_on_in_it(
+    server: Running, chat: FakeChat, page: httpx.Client
+) -> None:
+    chat.script = [Delta("# Begun ", (66,)), HOLD, Delta("*ended*", (69,)), END]
+    number = made(page)
+    stays, leaves = (Follower(server.url, number, form="text") for _ in range(2))
+    parsed = Follower(server.url, number)
+    for each in (stays, leaves, parsed):
+        assert each.wait_for("state")["store"] == stays.wait_for("state")["store"] != ""
+    asked(page, number, text="Why?")
+    leaves.wait_for("text")
+    leaves.close()
+    parsed.wait_for("blocks")
+    chat.release()
+    for each in (stays, parsed):
+        each.wait_for("end")
+    back = Follower(server.url, number, after=leaves, form="text")
+    back.wait_for("end")
+    assert (stays.text, back.text) == ("# Begun *ended*",) * 2
+    assert not back.of("state")
+    assert not stays.of("blocks")
+    assert not parsed.of("text")
+    assert text_of(parsed.blocks) == "Begun ended"
+    for each in (stays, parsed, back):
+        each.close()
+    refused = page.get(f"{CHATS}/{number}/events", params={"form": "html"})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "form")
+
+
+def test_a_follower_of_a_form_that_nobody_had_begins_with_the_state(
+    server: Running, chat: FakeChat, page: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feed, "MAX_FOLLOWERS", 2)
+    chat.script = SLOW
+    number = made(page)
+    stays, leaves = Follower(server.url, number), Follower(server.url, number, form="text")
+    for each in (stays, leaves):
+        each.wait_for("state")
+    asked(page, number, text="Why?")
+    leaves.wait_for("text")
+    leaves.close()
+    wait_until(lambda: may_follow(page, number), PATIENCE, "the server still has both")
+    chat.release()
+    stays.wait_for("end")
+    wait_until(lambda: may_follow(page, number), PATIENCE)
+    back = Follower(server.url, number, after=leaves, form="text")
+    assert back.wait_for("state")["answer"] is None, "its last event has no text after it"
+    for each in (stays, back):
+        each.close()
+
+
+def test_an_answer_has_the_sampling_that_the_terminal_sets(
+    chat: FakeChat, page: httpx.Client
+) -> None:
+    number = made(page)
+    asked(page, number, text="Why?", top_k=3, min_p=0.25, seed=-1, reasoning_effort="low")
+    ended(page, number)
+    [submitted] = chat.submitted
+    assert (submitted.params.top_k, submitted.params.min_p) == (3, 0.25)
+    assert submitted.params.seed == -1
+
+
+def test_a_refused_question_says_why_in_a_code(
+    server: Running, chat: FakeChat, page: httpx.Client
+) -> None:
+    chat.submit_error = PromptTooLong("Too long.", num_tokens=9, max_model_len=8)
+    number = made(page)
+    follower = Follower(server.url, number)
+    follower.wait_for("state")
+    asked(page, number, text="Why?")
+    end = follower.wait_for("end")
+    assert (end["state"], end["code"]) == ("failed", "context_length_exceeded")
+    follower.close()

@@ -114,9 +114,11 @@ def grown(texts: Iterable[str], whole: str | None = None) -> Grown:
         blocks = GrowingBlocks(renderer)  # type: ignore[arg-type]
         fairly = partial(executor.run, "")
         for text in texts:
-            apply(shown, json.loads(await blocks.advance(text, fairly) or b"[]"))
+            change = await blocks.advance(text, fairly)
+            apply(shown, json.loads(change.patches or b"[]"))
         if whole is not None:
-            apply(shown, json.loads(await blocks.advance(whole, fairly, is_whole=True) or b"[]"))
+            change = await blocks.advance(whole, fairly, is_whole=True)
+            apply(shown, json.loads(change.patches or b"[]"))
 
     with closing(FairExecutor()) as executor:
         asyncio.run(grow(executor))

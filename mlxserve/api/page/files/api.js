@@ -40,8 +40,8 @@ export async function* events(reply) {
     for (const part of parts) {
       const fields = { event: "message", data: "" };
       for (const line of part.split("\n")) {
-        const at = line.indexOf(": ");
-        if (at > 0) fields[line.slice(0, at)] = line.slice(at + 2);
+        const at = line.indexOf(":");
+        if (at > 0) fields[line.slice(0, at)] = line.slice(at + (line[at + 1] === " " ? 2 : 1));
       }
       if (fields.data) yield fields;
     }

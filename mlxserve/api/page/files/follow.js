@@ -16,14 +16,17 @@ export function leave() {
 export async function follow(id, hear, lost) {
   following.abort();
   const { signal } = following = new AbortController();
-  let last = "";
+  let last = "", grown;
   while (!signal.aborted) {
     try {
       const reply = await ask(`/api/v1/chats/${id === null ? "" : id + "/"}events`, { signal, headers: last ? { "last-event-id": last } : {} });
       for await (const { id: number, event, data } of events(reply)) {
         if (signal.aborted) return;
         last = number ?? last;
-        if (event !== "error") await hear(event, JSON.parse(data)); else last = ""; // it read too slowly
+        if (event === "error") { last = ""; continue; } // it read too slowly
+        if (event !== "more") grown = { event, data: JSON.parse(data) };
+        else grown.data = longer(grown.data, JSON.parse(data));
+        await hear(grown.event, grown.data);
       }
     } catch (error) {
       if (signal.aborted) return;
@@ -36,6 +39,10 @@ export async function follow(id, hear, lost) {
     await wait(AGAIN_SECONDS);
   }
 }
+
+// The event that grew a text, for what that text grows by next.
+const longer = ({ id, patches }, text) =>
+  patches ? { id, patches: [{ path: patches[0].path, keep: patches[0].keep, grow: text }] } : { id, text };
 
 // The blocks after some patches of the server. What does not change is the same object as before.
 export function patched(blocks, patches) {
