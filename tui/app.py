@@ -106,6 +106,7 @@ class ChatApp(App[None]):
         self._toolbox = Toolbox(usual_file(), chat)
         self._tools = ToolUse(self, self._toolbox)
         self.answering = Answering(chat, self.link, window, self._tools)
+        self.answering.server.on_deleted = self._chat_deleted
         self._draft = Draft(self, window, chat, self.link, read_document)
         self.browsing = Browsing(chat, self.answering, self._draft, window, home.exports)
         placing = Placing(chat, self._draft, window)
@@ -230,6 +231,7 @@ class ChatApp(App[None]):
     @on(ServerLink.Connected)
     def _connected(self) -> None:
         self.answering.status.show_header()
+        self.answering.server.retarget()
         start_worker(self, self._model_switch.connected, group="use", exclusive=True)
         if self.link.connection is None:
             self.answering.queue.return_to_composer()
@@ -241,9 +243,14 @@ class ChatApp(App[None]):
     @on(Browsing.Opened)
     def _opened(self) -> None:
         self._revising.end_edit()
+        self.answering.server.retarget()
         self.answering.status.show_header()
         if self._open_chat.chat is None:
             self._welcoming.begin()
+
+    def _chat_deleted(self) -> None:
+        self.notify("This chat was deleted elsewhere.", severity="warning")
+        self.browsing.new()
 
     @on(Welcome.Asked)
     @on(Composer.Sent)

@@ -117,7 +117,11 @@ def _show(
         driver=None if frame is None else driver_after(frame, typed),
     )
     app.run()
-    if app.has_chat and not warning:
+    if app.answering.has_left_answer and connector.server is None:
+        print("The answer goes on in the server. `mlxserve chat -c` shows it.")
+    elif app.answering.has_left_answer:
+        print("Saved. The answer stopped with its server: `mlxserve chat -c`, then /continue.")
+    elif app.has_chat and not warning:
         print("Saved. `mlxserve chat -c` continues this chat.")
     return app.return_code or 0
 

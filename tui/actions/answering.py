@@ -1,6 +1,7 @@
 """Answering: asks the questions of the open chat and follows the running answer to its end.
 
     send -> queue -> operation -> open chat (written first) -> live answer -> view (painted by a timer)
+                               -> a server that keeps the chats (`ServerAnswers`) -> the same
 
 One operation at a time (`Operations`); messages sent meanwhile wait in the queue.
 """
@@ -19,6 +20,7 @@ from mlxserve.history.traces import Traces
 from tui.actions.chat_status import ChatStatus
 from tui.actions.forgetting import forget_pages
 from tui.actions.question_queue import QuestionQueue
+from tui.actions.server_answers import ServerAnswers
 from tui.actions.server_link import ServerLink
 from tui.actions.shortening import FULL, Shortening
 from tui.actions.tool_use import ToolUse
@@ -59,6 +61,16 @@ class Answering:
         self._lost: StoredMessage | None = None
         self._request_ids: dict[int, str] = {}  # chat id -> the server's id of its last answer
         self.sampling = Sampling()
+        self.server = ServerAnswers(
+            open_chat,
+            link,
+            window,
+            tools,
+            show=self._follow,
+            give_back=self.queue.give_back,
+            noticed=self.send_next,
+        )
+        self.has_left_answer = False  # to the server, when the terminal was closed
 
     @property
     def is_busy(self) -> bool:
@@ -92,9 +104,9 @@ class Answering:
 
     # Operations
 
-    def run(self, operation: Operation) -> None:
-        """Stop the running answer, then run this operation."""
-        self._operations.begin(partial(self._guarded, operation), self.send_next)
+    def run(self, operation: Operation, *, leaves: bool = False) -> None:
+        """Stop the running answer, or leave it to its server, then run this operation."""
+        self._operations.begin(partial(self._guarded, operation), self.send_next, leaves=leaves)
 
     def run_when_connected(self, operation: Operation) -> None:
         if self._link.connection is None:
@@ -126,14 +138,20 @@ class Answering:
         self._operations.stop_answer()
 
     async def finish(self) -> None:
-        """Stop the running answer and wait for every operation to end."""
+        """Stop the running answer, or leave it to its server; wait for every operation to end."""
+        self.server.is_closing = True
+        answer = self._operations.answer
         await self._operations.finish()
+        self.has_left_answer = answer is not None and answer.is_left
 
     async def _guarded(self, operation: Operation) -> None:
         try:
             await operation()
         except StoreError as error:
             await self._window.transcript.say(str(error), is_error=True)
+        if self._open_chat.has_written:
+            self._open_chat.has_written = False
+            self.server.announce()
 
     # Questions and answers
 
@@ -143,17 +161,23 @@ class Answering:
         self.send_next()
 
     def send_next(self) -> None:
-        """Ask the next question of the queue, unless something is running."""
-        if not self.is_busy and (question := self.queue.take()) is not None:
+        """Ask the next question of the queue, unless something is running, also for another client."""
+        if self.is_busy:
+            return
+        if (operation := self.server.next_operation()) is not None:
+            self.run(operation)
+        elif (question := self.queue.take()) is not None:
             self.run(partial(self.ask, question))
 
     async def ask(self, question: NewQuestion, instead_of: StoredMessage | None = None) -> None:
         """Store a question, or a new version of an earlier one, and answer it."""
+        self._full_chat = None
         try:
+            if await self.server.ask(question, instead_of, self._link.model, self.sampling.fields):
+                return
             stored = await self._open_chat.ask(question, instead_of=instead_of)
         except StoreError:
-            self.queue.add_first(question)
-            self.queue.return_to_composer()
+            self.queue.give_back(question)
             raise
         self._window.composer.remember(question.text)
         await self.reply(stored)
@@ -166,6 +190,8 @@ class Answering:
             await self._show_not_connected()
             return
         self._full_chat = None
+        if await self.server.reply(question, connection.model, self.sampling.fields):
+            return
         stays_on_message = self._window.is_on_message
         message = await self._open_chat.begin_answer(question, connection.model)
         await self._window.show(self._open_chat)
@@ -202,6 +228,8 @@ class Answering:
             await self._show_not_connected()
             return
         self._window.composer.focus()
+        if await self.server.resume(answer, connection.model, self.sampling.fields):
+            return
         continued = replace(answer, state=State.WRITING, error="")
         await self._open_chat.save(continued)
         pieces = self._pieces(connection, continues=bool(continued.text))
@@ -227,7 +255,9 @@ class Answering:
             "Not connected. Press Ctrl+R to reconnect.", is_error=True
         )
 
-    async def _follow(self, answer: LiveAnswer, connection: ServerConnection) -> None:
+    async def _follow(
+        self, answer: LiveAnswer, connection: ServerConnection, *, is_own: bool = True
+    ) -> None:
         window = self._window
         view = window.transcript.view(answer.message.id)
         assert isinstance(view, AnswerView), "the answer was just added"
@@ -235,7 +265,8 @@ class Answering:
         self.status.begin()
         view.follow(answer)
         view.open_thinking(is_open=window.is_thinking_open)
-        window.transcript.anchor()
+        if is_own:
+            window.transcript.anchor()
 
         def tick() -> None:
             # A tick may be queued before the end and run after it.
@@ -252,10 +283,19 @@ class Answering:
             ticker.stop()
             if answer.request_id is not None:
                 self._request_ids[answer.message.chat_id] = answer.request_id
+        if answer.is_left:
+            self.queue.return_to_composer()
+            return
         if isinstance(answer.failure, ContextFull) and not message.text and not message.rounds:
             await self._show_full(message, answer.failure)
             return
         await view.finish(message)
+        await self._show_end(message, answer, connection)
+
+    async def _show_end(
+        self, message: StoredMessage, answer: LiveAnswer, connection: ServerConnection
+    ) -> None:
+        window = self._window
         self.status.show_end(message)
         if answer.cuts:
             await window.transcript.say(f"{answer.cuts}.")

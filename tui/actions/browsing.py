@@ -1,6 +1,7 @@
 """Opens chats and branches, and changes a chat's title and system prompt.
 
-Every change is an operation, so it stops the running answer first.
+Every change is an operation, so it stops the running answer first. Another chat is opened beside an
+answer that a server keeps.
 """
 
 from __future__ import annotations
@@ -39,12 +40,12 @@ class Browsing:
     _found: tuple[str, int] = ("", 0)  # the text searched for last, and the message that has it
 
     def new(self) -> None:
-        self._answering.run(self._new)
+        self._answering.run(self._new, leaves=True)
 
     def open(self, choice: ChatChoice | None) -> None:
         """Open the chosen chat; None if nothing was chosen."""
         if choice is not None:
-            self._answering.run(partial(self._open, choice))
+            self._answering.run(partial(self._open, choice), leaves=True)
 
     async def open_last(self) -> None:
         if chats := await self._open_chat.chats():

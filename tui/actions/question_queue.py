@@ -22,6 +22,11 @@ class QuestionQueue:
         self._waiting.insert(0, question)
         self._show()
 
+    def give_back(self, question: NewQuestion) -> None:
+        """Put a question that was not asked into the composer, with those that wait."""
+        self.add_first(question)
+        self.return_to_composer()
+
     def take(self) -> NewQuestion | None:
         """Remove the first question and return it; None if none waits."""
         if not self._waiting:

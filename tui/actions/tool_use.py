@@ -153,6 +153,13 @@ class ToolUse:
 
     async def _confirm(self, tool: Tool, arguments: str) -> Decision:
         """Ask the user. Esc stops the answer."""
+        decision = await self.decision(tool, arguments)
+        if decision is None:
+            raise asyncio.CancelledError
+        return decision
+
+    async def decision(self, tool: Tool, arguments: str) -> Decision | None:
+        """Ask the user about a call; None for Esc. The dialog closes if this is cancelled."""
         dialog = CallDialog(tool, arguments)
         decided: asyncio.Future[Decision | None] = asyncio.get_running_loop().create_future()
 
@@ -162,11 +169,8 @@ class ToolUse:
 
         self._app.push_screen(dialog, decide)
         try:
-            decision = await decided
+            return await decided
         finally:
             # The answer was stopped meanwhile.
             if dialog.is_current:
                 dialog.dismiss(None)
-        if decision is None:
-            raise asyncio.CancelledError
-        return decision

@@ -64,7 +64,10 @@ class _GrowingText:
 
 
 class LiveAnswer:
-    """`run` reads it to its end, once; `stop` ends it early and keeps the text so far."""
+    """`run` reads it to its end, once; `stop` ends it early and keeps the text so far.
+
+    `leave` stops it as well, unless somebody else writes it.
+    """
 
     def __init__(
         self,
@@ -91,6 +94,7 @@ class LiveAnswer:
         self.failure: ChatError | None = None  # why it failed, if it did
         self._reading: asyncio.Task[None] | None = None
         self._is_stopped = False
+        self.is_left = False  # somebody else goes on with it
         self.phase = AnswerPhase.WAITING
         self.request_id: str | None = None  # the server's id, once it has accepted the request
         self.cuts = ""  # which part of its documents the model got, if not all
@@ -115,6 +119,7 @@ class LiveAnswer:
         return AnswerStats(
             prompt_tokens=self._usage.prompt_tokens,
             cached_tokens=self._usage.cached_tokens,
+            page_size=self._usage.page_size,
             differs_at=self._usage.differs_at,
             miss=self._usage.miss,
             completion_tokens=self._usage.completion_tokens or self._num_pieces or None,
@@ -152,6 +157,10 @@ class LiveAnswer:
         self._is_stopped = True
         if self._reading is not None:
             self._reading.cancel()
+
+    def leave(self) -> None:
+        """End it here."""
+        self.stop()
 
     async def run(self) -> StoredMessage:
         """Read to the end. A failure becomes part of the returned message."""

@@ -1,7 +1,8 @@
 """Operations: runs one operation on the open chat at a time.
 
 An operation asks and answers, opens another chat or shows another branch. A new operation stops the
-running answer and then waits for the operation before it, so none sees a half-changed chat.
+running answer, or leaves it to the server that writes it, and then waits for the operation before it, so
+none sees a half-changed chat.
 """
 
 from __future__ import annotations
@@ -26,15 +27,20 @@ class Operations:
         self._lock = asyncio.Lock()
         # Running, or waiting for the lock.
         self._count = 0
+        self._leaves = False  # the operation that begins next leaves a running answer
         self.answer: LiveAnswer | None = None  # the one that is being streamed
 
     @property
     def is_idle(self) -> bool:
         return self._count == 0
 
-    def begin(self, operation: Operation, after: Callable[[], None]) -> None:
-        """Stop the running answer and queue this operation; call `after` at its end."""
-        self.stop_answer()
+    def begin(
+        self, operation: Operation, after: Callable[[], None], *, leaves: bool = False
+    ) -> None:
+        """Stop the running answer, or leave it, and queue this operation; call `after` at its end."""
+        self._leaves = leaves
+        if self.answer is not None:
+            self._end(self.answer)
         self._count += 1
         self._run(partial(self._execute, operation, after))
 
@@ -47,17 +53,24 @@ class Operations:
         """Run an answer to its end, inside an operation. A waiting operation stops it at once."""
         self.answer = answer
         if self._count > 1:
-            answer.stop()
+            self._end(answer)
         try:
             return await answer.run()
         finally:
             self.answer = None
 
     async def finish(self) -> None:
-        """Stop the answer and wait for every operation to end."""
-        self.stop_answer()
+        """End the answer here and wait for every operation to end."""
+        if self.answer is not None:
+            self.answer.leave()
         async with self._lock:
             return
+
+    def _end(self, answer: LiveAnswer) -> None:
+        if self._leaves:
+            answer.leave()
+        else:
+            answer.stop()
 
     async def _execute(self, operation: Operation, after: Callable[[], None]) -> None:
         try:

@@ -16,6 +16,7 @@ import httpx
 from mlxserve.system.loopback import is_here
 from mlxserve.system.terminal_text import one_line
 from mlxserve.system.well_formed import well_formed
+from tui.talk.chats_client import ChatsClient
 from tui.talk.engine_client import EngineClient
 from tui.talk.errors import ChatError
 from tui.talk.http_client import ClosingClient
@@ -76,6 +77,7 @@ class ChatClient:
         self.engine = EngineClient(self._http, self.url)
         self.control = ModelControl(self._http, self.url)
         self.prompts = PromptClient(self._http, self.url)
+        self.chats = ChatsClient(self._http, self.url)
 
     async def __aenter__(self) -> ChatClient:
         return self
@@ -251,6 +253,7 @@ def _usage(usage: Mapping[str, Any]) -> UsagePiece:
         differs_at=_count(cache.get("differs_at")),
         miss=one_line(well_formed(str(cache.get("reason", ""))), 40),
         accepted_tokens=_count(drafts.get("accepted_tokens")) if isinstance(drafts, dict) else None,
+        page_size=_count(cache.get("page_size")),
     )
 
 

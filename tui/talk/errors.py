@@ -15,6 +15,18 @@ class ToolsRefused(ChatError):
     """The server refused a request in words about tools, which this model may not be able to call."""
 
 
+class StaleChat(ChatError):
+    """The chat has gone on since it was shown here; nothing was written."""
+
+
+class ChatBusy(ChatError):
+    """The chat is being answered for another client, or what was said came too late."""
+
+
+class NoChat(ChatError):
+    """The server does not have this chat."""
+
+
 class NoEngine(ChatError):
     """The server does not report its engine: it is not mlxserve."""
 

@@ -1,8 +1,10 @@
-"""The pieces of a streamed answer. Data only."""
+"""The pieces of a streamed answer, and the events of a chat. Data only."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,7 @@ class UsagePiece:
     differs_at: int | None = None  # the first token of the prompt that was not cached
     miss: str = ""  # mlxserve's code for why no more was cached
     accepted_tokens: int | None = None  # drafted ones; None: nothing is drafted
+    page_size: int | None = None  # tokens of a page of mlxserve's cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,15 @@ class Finish:
     """The end of the answer. `reason` is the API's (stop, length, tool_calls, ...) or repetition."""
 
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChatEvent:
+    """What happened in a chat that a server keeps; `id` is for going on after it."""
+
+    name: str
+    data: Mapping[str, Any]
+    id: str = ""
 
 
 Piece = Began | TextPiece | ThinkingPiece | ToolPiece | UsagePiece | Finish

@@ -17,10 +17,14 @@ class EventTooLarge(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class ServerEvent:
-    """One dispatched event. `name` is "message" unless the stream named it."""
+    """One dispatched event. `name` is "message" unless the stream named it.
+
+    id: the id of the last event that had one; empty before
+    """
 
     data: str
     name: str = "message"
+    id: str = ""
 
 
 class EventReader:
@@ -31,7 +35,7 @@ class EventReader:
         self._is_first_line = True
         # The last line ended in "\r", which may be half of "\r\n".
         self._skip_line_feed = False
-        self._name = ""
+        self._name = self._id = ""
         self._data: list[str] = []
         self._data_size = 0
 
@@ -67,9 +71,11 @@ class EventReader:
             self._data_size += len(line)
         elif field == "event":
             self._name = value
+        elif field == "id" and "\0" not in value:
+            self._id = value
         return None
 
     def _dispatch(self) -> ServerEvent | None:
         data, name = self._data, self._name
         self._data, self._name, self._data_size = [], "", 0
-        return ServerEvent("\n".join(data), name or "message") if data else None
+        return ServerEvent("\n".join(data), name or "message", self._id) if data else None
