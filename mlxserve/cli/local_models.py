@@ -7,6 +7,7 @@ import json as json_format
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +16,7 @@ import typer
 from mlxserve.cli.completion import downloaded_models, models_here
 from mlxserve.cli.models import Json, fit_of, fit_text, memory_for
 from mlxserve.cli.streams import print_safe
+from mlxserve.cli.template_cards import kept_card
 from mlxserve.core.config import EngineConfig
 from mlxserve.core.errors import InvalidRequest, ModelNotFound, UnsupportedModel
 from mlxserve.system.files import MAX_TEXT, read_json
@@ -77,7 +79,7 @@ def show(name: Name, json: Json = False) -> None:
         "vision": entry.has_vision,
         "head": entry.has_head,
         "draft": draft_of(entry.name) or None,
-        "chat_template": None if entry.purpose else _abilities(place),
+        "chat_template": None if entry.purpose else kept_card(place, partial(_abilities, place)),
         "not_served": unserved_weights(place),
     }
     if json:

@@ -36,7 +36,13 @@ _HOME = {
     "exported chats": ("exports",),
     "presets": ("presets.toml",),
     "logs": ("logs",),
-    "notes about servers and models": ("servers", "trials.json", "chunk-times.json", "synthetic"),
+    "notes about servers and models": (
+        "servers",
+        "trials.json",
+        "templates.json",
+        "chunk-times.json",
+        "synthetic",
+    ),
 }
 _CONFIG = {
     "settings": ("config.toml",),

@@ -39,6 +39,7 @@ OURS = (
     ".mlxserve/logs/serve.log",
     ".mlxserve/exports/chat.md",
     ".mlxserve/trials.json",
+    ".mlxserve/templates.json",
     ".mlxserve/chunk-times.json",
     ".config/mlxserve/config.toml",
     ".config/mlxserve/keys.json",
