@@ -21,7 +21,7 @@ from mlxserve.system.files import make_marked_folder, read_own_json, replace_fil
 Card: TypeAlias = dict[str, Any]
 
 FILE_NAME = "templates.json"
-_MAX_KEPT = 100  # cards
+MAX_KEPT = 100  # cards
 _MAX_BYTES = 4 << 20
 _WEIGHTS = (".safetensors", ".npz", ".bin")  # which have no template
 
@@ -37,7 +37,7 @@ def kept_card(place: Path, read: Callable[[], Card | None]) -> Card | None:
         card = kept[key]["card"]
         return None if card is None else dict(card)
     found = read()
-    newest = dict([*kept.items(), (key, {"card": found})][-_MAX_KEPT:])
+    newest = dict([*kept.items(), (key, {"card": found})][-MAX_KEPT:])
     # Without the file the next call reads it again.
     with contextlib.suppress(OSError, ValueError):
         make_marked_folder(file.parent)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -94,9 +95,9 @@ def test_a_folder_that_cannot_be_written_keeps_nothing_and_fails_nothing(
 def test_the_oldest_cards_make_way(
     home: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(template_cards, "_MAX_KEPT", 2)
+    monkeypatch.setattr(template_cards, "MAX_KEPT", 2)
     reader = Reader(CARD)
     for text in ("a", "bb", "ccc"):
         (model / "chat_template.jinja").write_text(text)
         kept_card(model, reader)
-    assert len(template_cards._kept(home / FILE_NAME)) == 2
+    assert len(json.loads((home / FILE_NAME).read_text())) == 2
