@@ -183,6 +183,7 @@ async def test_a_stale_question_shows_both_sides(
     assert len(chat.rendered) == 2
 
 
+@pytest.mark.slow
 async def test_the_terminal_finds_its_chat_again_after_a_restart(
     terminal: Open, home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -241,6 +242,7 @@ async def test_a_chat_that_is_full_goes_on_shorter(
     assert [m.text for m in branch(home)][-2:] == ["three", "Hello"]
 
 
+@pytest.mark.slow
 async def test_any_follower_decides_about_a_call(
     here: OpenHere, chat: FakeChat, running: Running, home: Home
 ) -> None:
