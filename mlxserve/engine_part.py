@@ -15,18 +15,17 @@ from mlxserve.core.config import EngineConfig
 from mlxserve.core.errors import InvalidConfig, OutOfMemory
 from mlxserve.core.stats import PlannedMemory
 from mlxserve.hub.adapter_files import find_adapters
-from mlxserve.hub.assistants import is_assistant
 from mlxserve.hub.files import ModelFiles, find_model
 from mlxserve.model.attention import load_probed
 from mlxserve.model.drafting.draft_pages import DraftPages
 from mlxserve.model.drafting.drafter import Drafter
 from mlxserve.model.drafting.drafting import Drafting
 from mlxserve.model.drafting.head_probe import TEXT, help_to_read, read_nothing
-from mlxserve.model.drafting.head_weights import HeadFiles, HeadRefused, find_head
-from mlxserve.model.drafting.load import load_drafting
+from mlxserve.model.drafting.head_weights import HeadRefused, find_head
+from mlxserve.model.drafting.load import load_drafting, reads_text
 from mlxserve.model.load import LoadedModel
 from mlxserve.model.load_check import try_first
-from mlxserve.model.rank_group import RankGroup, Split
+from mlxserve.model.rank_group import RankGroup
 from mlxserve.model.replay_choice import with_replay
 from mlxserve.model.sizing import (
     default_step_budget,
@@ -216,7 +215,7 @@ def _read(
     if not is_drafting_off(config):
         if group is None or group.is_lead:
             drafting, reason = _drafting(config, files, loaded, limits.is_metal, limits.memory)
-        elif group.split is Split.HEADS:
+        else:
             help_to_read(loaded)
     drafter = None if drafting is None else drafting.loaded
     loaded = replace(loaded, drafter=drafter, no_drafts_reason=reason)
@@ -278,15 +277,10 @@ def _drafting(
 
     Raises what `load_drafting` raises, and InvalidConfig for a head that was named and does not draft.
     """
-    named, group = draft_files_of(config), loaded.group
-    by_layers = group is not None and group.split is Split.LAYERS
-    if by_layers and named is None:
-        return None, ""
+    named = draft_files_of(config)
     source = find_head(named or files, loaded.config) or named
-    if group is not None and source is not None:
-        _refuse_on_ranks(source, group.split)
-    if group is not None and not by_layers and not isinstance(source, HeadFiles):
-        read_nothing(group)
+    if loaded.group is not None and not reads_text(source):
+        read_nothing(loaded.group)
     if source is None:
         return None, ""
     try:
@@ -303,27 +297,6 @@ def _drafting(
             raise InvalidConfig(f"draft_model: {error}", option="draft_model") from error
         log.warning("Nothing is drafted: %s", error)
         return None, str(error)
-
-
-def _refuse_on_ranks(source: HeadFiles | ModelFiles, split: Split) -> None:
-    """Raises InvalidConfig for what shares with the model what rank 0 does not have."""
-    reason = None
-    if isinstance(source, HeadFiles):
-        if split is Split.LAYERS:
-            reason = (
-                "a head of the model, and computes with its embedding, which the last rank of a pipeline has alone. "
-                "Use tensor_parallel_size, choose a draft model"
-            )
-    elif is_assistant(source.config):
-        reason = (
-            "an assistant, and drafts with one rank only, because it reads the model's pages, of which each rank has "
-            "a part. Choose a draft model"
-        )
-    if reason is not None:
-        raise InvalidConfig(
-            f"draft_model={source.name} is {reason}, or leave draft_model out.",
-            option="draft_model",
-        )
 
 
 def _bytes_beside(

@@ -6,6 +6,9 @@ Every layer keeps its place in the model's list, so that indices, masks and cach
 rank's layer is replaced by `RemoteLayer`, which returns what it is given, and the layers at the edges of
 a part by `Stage`, which receives before its layer or sends after it. Tokens enter at the last rank
 because the ring sends to neighbours only, and rank 0 samples.
+
+Gemma 4's layers return their keys as well, for later layers without any. Where those are on the same rank,
+nothing but hidden states is sent; other ranks' layers return None in place of keys.
 """
 
 from __future__ import annotations
@@ -15,12 +18,15 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx.utils import tree_flatten
 from mlx_lm.models.cache import ArraysCache, CacheList, ChunkedKVCache, KVCache, RotatingKVCache
 
 from mlxserve.core.errors import UnsupportedModel
 from mlxserve.model.rank_group import RankGroup
 
 _MARK = "_mlxserve_remote"
+# What layers return after their hidden states, by the modules that define them: what other ranks put in its place.
+_RETURNED_MORE: Mapping[str, tuple[Any, ...]] = {"mlx_lm.models.gemma4_text": (None, None)}
 _PAIRS = (KVCache, RotatingKVCache, ChunkedKVCache)
 
 
@@ -55,15 +61,17 @@ class RemoteLayer(nn.Module):  # type: ignore[misc]  # mlx's nn has no types
         # Hidden: its weights are not this rank's.
         dict.__setitem__(self, "_layer", layer)
         self._passage = (passage,)
+        self._more = _RETURNED_MORE.get(type(layer).__module__, ())
 
-    def __call__(self, *args: Any, **options: Any) -> mx.array:
+    def __call__(self, *args: Any, **options: Any) -> Any:
         (passage,) = self._passage
         place = passage.find(args, options)
         x: mx.array = args[place] if isinstance(place, int) else options[place]
         for value in (*args, *options.values()):
             for cache in _leaves(value):
                 _pass_by(cache, x.shape[1])
-        return passage.returned(x)
+        returned = passage.returned(x)
+        return (returned, *self._more) if self._more else returned
 
     def __getattr__(self, name: str) -> Any:
         return self[name] if name in self else getattr(self["_layer"], name)
@@ -86,7 +94,7 @@ class Stage(nn.Module):  # type: ignore[misc]
         self._around = passage, group  # not modules
         self._ends = source, target
 
-    def __call__(self, *args: Any, **options: Any) -> mx.array:
+    def __call__(self, *args: Any, **options: Any) -> Any:
         (passage, group), (source, target) = self._around, self._ends
         if source is not None:
             place = passage.find(args, options)
@@ -96,18 +104,33 @@ class Stage(nn.Module):  # type: ignore[misc]
             else:
                 options = {**options, place: group.receive_like(options[place], source)}
         x = self.layer(*args, **options)
-        return x if target is None else passage.returned(group.send(x, target))
+        if target is None:
+            return x
+        if isinstance(x, tuple):
+            return passage.returned(group.send(x[0], target)), *x[1:]
+        return passage.returned(group.send(x, target))
 
     def __getattr__(self, name: str) -> Any:
         return self[name] if name in self else getattr(self["layer"], name)
 
 
 class NoEmbedding(nn.Module):  # type: ignore[misc]
-    """The embedding of ranks where tokens do not enter: only its shape matters."""
+    """The embedding of ranks where tokens do not enter: only its shape matters.
 
-    def __init__(self, width: int, dtype: mx.Dtype) -> None:
+    whole: the embedding itself, whose weights are not read unless something drafts with them
+    """
+
+    def __init__(self, whole: nn.Embedding | nn.QuantizedEmbedding) -> None:
         super().__init__()
-        self._width, self._dtype = width, dtype
+        self._whole = (whole,)  # no module of this one
+        is_packed = isinstance(whole, nn.QuantizedEmbedding)
+        self._width: int = whole.dims if is_packed else whole.weight.shape[-1]
+        self._dtype: mx.Dtype = (whole.scales if is_packed else whole.weight).dtype
+
+    @property
+    def whole(self) -> nn.Module:
+        """The embedding that it stands for."""
+        return self._whole[0]
 
     def __call__(self, tokens: mx.array) -> mx.array:
         return mx.zeros((*tokens.shape, self._width), self._dtype)
@@ -120,6 +143,7 @@ def split_by_layers(model: nn.Module, group: RankGroup, name: str) -> None:
     """
     layers = list(model.layers)
     check_layers(len(layers), group.size, name)
+    _check_shared_keys(model, parts(len(layers), group.size), name)
     mine = parts(len(layers), group.size)[group.rank]
     replaced: dict[int, nn.Module] = {}
     passage = Passage()
@@ -145,6 +169,19 @@ def check_layers(count: int, num_ranks: int, name: str) -> None:
         raise UnsupportedModel(
             f"{name} has {count} layers, fewer than pipeline_parallel_size={num_ranks}."
         )
+
+
+def _check_shared_keys(model: nn.Module, ranks: Sequence[range], name: str) -> None:
+    """Raises UnsupportedModel if a layer without keys of its own reads those of another rank's."""
+    rank_of = {layer: rank for rank, part in enumerate(ranks) for layer in part}
+    for module in model.modules():
+        for layer, owner in enumerate(getattr(module, "previous_kvs", ())):
+            if rank_of[layer] != rank_of[owner]:
+                raise UnsupportedModel(
+                    f"{name}: this {model.model_type} model cannot be split over "
+                    f"pipeline_parallel_size={len(ranks)} ranks, because its layer {layer} reads the keys of layer "
+                    f"{owner}, which another rank would have. It works in one process."
+                )
 
 
 def parts(count: int, size: int) -> list[range]:
@@ -193,7 +230,17 @@ def _drop_embedding(model: nn.Module) -> None:
     for module in modules:
         inner = module.get("embed_tokens")
         if isinstance(inner, (nn.Embedding, nn.QuantizedEmbedding)):
-            is_packed = isinstance(inner, nn.QuantizedEmbedding)
-            width = inner.dims if is_packed else inner.weight.shape[-1]
-            dtype = (inner.scales if is_packed else inner.weight).dtype
-            module.embed_tokens = NoEmbedding(width, dtype)
+            module.embed_tokens = NoEmbedding(inner)
+
+
+def restore_embedding(model: nn.Module) -> None:
+    """Give a rank the embedding without which it was loaded; its weights are not evaluated. Idempotent."""
+    for module in list(model.modules()):
+        if isinstance(inner := module.get("embed_tokens"), NoEmbedding):
+            module.embed_tokens = inner.whole
+
+
+def missing_embedding_size(model: nn.Module) -> int:
+    """Return the bytes that `restore_embedding` adds to a rank's weights."""
+    missing = [m for m in model.modules() if isinstance(m, NoEmbedding)]
+    return sum(a.nbytes for each in missing for _, a in tree_flatten(each.whole.parameters()))

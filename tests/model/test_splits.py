@@ -11,7 +11,15 @@ from mlxserve.core.config import EngineConfig
 from mlxserve.core.errors import InvalidConfig, UnsupportedModel
 from mlxserve.model.rank_group import RankGroup, Split
 from mlxserve.model.split_by_heads import NoHead, drop_head, split_by_heads
-from mlxserve.model.split_by_layers import NoEmbedding, RemoteLayer, Stage, parts, split_by_layers
+from mlxserve.model.split_by_layers import (
+    NoEmbedding,
+    RemoteLayer,
+    Stage,
+    missing_embedding_size,
+    parts,
+    restore_embedding,
+    split_by_layers,
+)
 from tests.model.test_every_architecture import build
 
 import mlx.core as mx  # isort: skip
@@ -109,6 +117,60 @@ def test_the_hidden_states_go_on_wherever_a_layer_is_given_them(kind: str) -> No
         sent = one.sent
     assert mx.array_equal(found, expected).item()
     assert not mx.allclose(expected, mx.zeros_like(expected)).item()
+
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_kv_shared_layers": 0},
+        {"num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0},
+        {"num_kv_shared_layers": 1, "layer_types": [SLIDING, SLIDING, FULL, FULL, SLIDING, FULL]},
+    ],
+    ids=["own keys", "as the larger ones", "keys of the same rank"],
+)
+def test_layers_of_gemma_4_return_more_than_hidden_states(
+    changes: dict[str, Any], build_model: BuildModel
+) -> None:
+    tokens = mx.array([[3, 1, 4, 1, 5]])
+    mx.random.seed(3)
+    whole, _ = build_model("gemma4_text", **changes)
+    weights, sent, found = whole.parameters(), None, None
+    expected = whole(tokens)
+    for rank in (1, 0):
+        model, _ = build_model("gemma4_text", **changes)
+        model.update(weights)
+        one = Alone(Split.LAYERS, rank, 2)
+        one.sent = sent
+        split_by_layers(model, cast(RankGroup, one), "it")
+        found = model(tokens)
+        sent = one.sent
+    assert found is not None
+    assert mx.array_equal(found, expected).item()
+
+
+def test_keys_of_another_rank_are_refused(build_model: BuildModel) -> None:
+    model, _ = build_model("gemma4_text")
+    with pytest.raises(
+        UnsupportedModel,
+        match=r"this gemma4_text model .*=2 ranks, because its layer 5 reads the keys of layer 2, which another rank",
+    ):
+        split_by_layers(model, group(Split.LAYERS, 1, 2), "it")
+
+
+def test_an_embedding_comes_back_for_what_drafts_with_it(build_model: BuildModel) -> None:
+    model, _ = build_model("llama", tie_word_embeddings=False)
+    embedding = model.model.embed_tokens
+    assert missing_embedding_size(model) == 0
+    split_by_layers(model, group(Split.LAYERS, 0, 2), "it")
+    assert model.model.embed_tokens is not embedding
+    assert missing_embedding_size(model) == embedding.weight.nbytes
+    for _ in range(2):
+        restore_embedding(model)
+        assert model.model.embed_tokens is embedding
+    assert missing_embedding_size(model) == 0
 
 
 def test_an_embedding_that_is_also_the_head_stays(build_model: BuildModel) -> None:

@@ -13,6 +13,7 @@ import pytest
 from mlxserve.system import machine
 from mlxserve.system.machine import free_ports
 from tests import heads
+from tests.assistants import write_agreeing_pair, write_assistant
 from tests.conftest import ARCHITECTURES
 from tests.drafting import similar_model
 from tests.ranks.workload import Answers, answers, answers_of_ranks, launcher
@@ -112,13 +113,22 @@ def test_drafts_from_earlier_text_change_no_token_of_ranks(
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("kind", ["glm4_moe", "qwen3_5"])
-def test_a_head_on_rank_0_changes_no_token_of_a_model_split_by_heads(
-    kind: str, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(
+    ("split", "kind"),
+    [
+        ("tensor", "glm4_moe"),
+        ("tensor", "qwen3_5"),
+        # The first ends with attention alone, the second keeps states, and the third's head reads other hidden states.
+        ("pipeline", "mimo"),
+        ("pipeline", "qwen3_5"),
+        ("pipeline", "step3p5"),
+    ],
+)
+def test_a_head_on_rank_0_changes_no_token(split: str, kind: str, tmp_path: Path) -> None:
     """It is found in the model's own files, and tried at load by all ranks."""
     folder = heads.write(tmp_path / "model", kind, noise=0.3)
-    found = answers_of_ranks(folder, drafted=True, speculative_tokens=3, tensor_parallel_size=2)
+    options: dict[str, Any] = {f"{split}_parallel_size": 2}
+    found = answers_of_ranks(folder, drafted=True, speculative_tokens=3, **options)
     wanted = answers_of_ranks(folder, speculative_tokens=0)
     same(found, wanted)
     num_drafted, num_accepted = found["drafts"]
@@ -127,18 +137,43 @@ def test_a_head_on_rank_0_changes_no_token_of_a_model_split_by_heads(
 
 
 @pytest.mark.ranks
-def test_a_head_that_does_not_fit_is_refused_by_ranks_split_by_heads(tmp_path: Path) -> None:
+@pytest.mark.parametrize("split", WAYS)
+def test_a_head_that_does_not_fit_is_refused_by_all_ranks(split: str, tmp_path: Path) -> None:
     folder = heads.write(tmp_path / "model", "glm4_moe")
     other = heads.write(tmp_path / "other", "glm4_moe", seed=2)
+    options: dict[str, Any] = {f"{split}_parallel_size": 2}
     with pytest.raises(AssertionError, match="does not draft, because"):
-        answers_of_ranks(folder, draft_model=str(other), tensor_parallel_size=2)
+        answers_of_ranks(folder, draft_model=str(other), **options)
 
 
 @pytest.mark.ranks
-def test_a_head_is_refused_by_a_pipeline(tmp_path: Path) -> None:
-    folder = heads.write(tmp_path / "model", "mimo")
-    with pytest.raises(AssertionError, match="which the last rank of a pipeline has alone"):
-        answers_of_ranks(folder, draft_model=str(folder), pipeline_parallel_size=2)
+def test_an_assistant_on_rank_0_changes_no_token_of_a_pipeline(
+    write_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    """The last layers of both types are rank 0's, whose pages it reads."""
+    (tmp_path / "model").mkdir()
+    like = write_model(tmp_path / "model", "gemma4_text", num_kv_shared_layers=0)
+    folder, assistant = write_agreeing_pair(tmp_path, like)
+    found = answers_of_ranks(
+        folder,
+        drafted=True,
+        draft_model=str(assistant),
+        speculative_tokens=3,
+        pipeline_parallel_size=2,
+    )
+    same(found, answers(folder))
+    num_drafted, num_accepted = found["drafts"]
+    assert num_drafted > 300
+    assert 0.1 * num_drafted < num_accepted < num_drafted
+
+
+@pytest.mark.ranks
+def test_an_assistant_of_another_kind_is_refused_before_ranks_compute(
+    model_folder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    assistant = write_assistant(tmp_path / "assistant", model_folder("gemma4_text"))
+    with pytest.raises(AssertionError, match="is an assistant of Gemma 4 and reads its keys"):
+        answers_of_ranks(model_folder("llama"), draft_model=str(assistant), tensor_parallel_size=2)
 
 
 @pytest.mark.ranks

@@ -14,7 +14,7 @@ from mlx_lm.models.cache import KVCache, make_prompt_cache
 from metal_kernels.reading import read
 from mlxserve.model.drafting.assistant import last_layers
 from mlxserve.model.drafting.assistant_model import AssistantModel, Shared
-from mlxserve.model.drafting.head_probe import NUM_GUESSES
+from mlxserve.model.drafting.head_probe import NUM_GUESSES, send_text
 from mlxserve.model.drafting.target_embedding import embedding_of
 from mlxserve.model.load import LoadedModel
 
@@ -22,8 +22,10 @@ from mlxserve.model.load import LoadedModel
 def share_accepted(model: AssistantModel, target: LoadedModel, token_ids: Sequence[int]) -> float:
     """Return the share of an assistant's guesses at the last tokens of a text that are the model's best tokens.
 
-    Raises what the definitions raise.
+    The other ranks of a pipeline call `help_to_read`. Raises what the definitions raise.
     """
+    if target.group is not None:
+        send_text(target.group, token_ids)
     # Those of layers with a window forget what the guesses at earlier tokens see.
     caches = [KVCache() for _ in make_prompt_cache(target.model)]
     tokens = mx.array(list(token_ids))
@@ -54,10 +56,11 @@ def _shared(
 ) -> Shared:
     """Return the keys and values of the first `length` positions that a query after them sees."""
     shared = {}
+    own = caches[-len(target.layers) :]  # rank 0 of a pipeline has the last layers
     for kind, layer in last_layers(target.layers).items():
         if kind in layer_types:
             window = target.layers[layer].window
             seen = slice(0 if window is None else max(0, length - window), length)
-            cache = caches[layer]
+            cache = own[layer]
             shared[kind] = cache.keys[:, :, seen], cache.values[:, :, seen]
     return shared

@@ -3,8 +3,8 @@
 A head is easily loaded wrongly, and is then only slow: norms stored minus one that are taken as they are accept
 nothing at four times the cost (d-inference #774). So it guesses at 32 tokens before it may draft.
 
-Among ranks that split a model by heads rank 0 has the head, and all ranks compute the model's part of the probe once
-(`read_text`, `help_to_read`): rank 0 sends the tokens, or none if it has no head.
+Among several ranks rank 0 has the head, and all ranks compute the model's part of the probe once (`read_text`,
+`help_to_read`): rank 0 sends the tokens, or none if it has no head. So is an assistant tried (`assistant_probe.py`).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def read_text(target: LoadedModel, token_ids: Sequence[int], *, takes_normed: bo
     Raises what the definitions raise, and AssertionError for a model that does not show its hidden states.
     """
     if target.group is not None:
-        _send_text(target.group, token_ids)
+        send_text(target.group, token_ids)
     tokens = mx.array([list(token_ids)])
     with target.selector.capturing(before_norm=not takes_normed) as captured:
         own = target.model(tokens, cache=make_prompt_cache(target.model))[0]
@@ -65,18 +65,18 @@ def read_text(target: LoadedModel, token_ids: Sequence[int], *, takes_normed: bo
 def help_to_read(target: LoadedModel) -> None:
     """Compute this rank's part of the text that rank 0 reads, if it reads one."""
     assert target.group is not None
-    if token_ids := _send_text(target.group, ()):
+    if token_ids := send_text(target.group, ()):
         tokens = mx.array([token_ids])
         evaluate(target.model(tokens, cache=make_prompt_cache(target.model)))
 
 
 def read_nothing(group: RankGroup) -> None:
     """Tell the other ranks that there is no head."""
-    _send_text(group, ())
+    send_text(group, ())
 
 
-def _send_text(group: RankGroup, token_ids: Sequence[int]) -> list[int]:
-    """Return rank 0's text on each rank; all of them call it."""
+def send_text(group: RankGroup, token_ids: Sequence[int]) -> list[int]:
+    """Return rank 0's text on each rank; a collective call, before the model is called."""
     [length] = group.from_lead([len(token_ids)])
     return group.from_lead([*token_ids] or [0] * length) if length else []
 

@@ -34,8 +34,9 @@ from mlxserve.model.drafting.head_probe import (
 )
 from mlxserve.model.drafting.head_weights import HeadFiles, HeadRefused, load_head
 from mlxserve.model.drafting.load_assistant import load_assistant
-from mlxserve.model.load import LoadedModel, load, prepare
+from mlxserve.model.load import LoadedModel, load, prepare, refuse_too_large
 from mlxserve.model.load_check import try_first
+from mlxserve.model.split_by_layers import missing_embedding_size, restore_embedding
 from mlxserve.model.step_peak import measure_step
 
 log = logging.getLogger("mlxserve.model.drafting")
@@ -77,6 +78,11 @@ class PagedDrafting:
         )
 
 
+def reads_text(source: HeadFiles | ModelFiles | None) -> bool:
+    """Return True if `load_drafting` tries this at a text, which all ranks compute."""
+    return isinstance(source, HeadFiles) or (source is not None and is_assistant(source.config))
+
+
 def load_drafting(
     config: EngineConfig,
     source: HeadFiles | ModelFiles,
@@ -89,7 +95,7 @@ def load_drafting(
     """Load what drafts for a model: a head, or what `draft_model` names.
 
     source: the head that `find_head` has found, otherwise the named files
-    text: returns the token ids of a fixed text, at which a head or an assistant guesses first
+    text: returns the token ids of a fixed text, at which a head or an assistant guesses first (`reads_text`)
     memory_limit: bytes for both
     Raises InvalidConfig for what does not draft, HeadRefused for a head, and what `load_probed` raises.
     """
@@ -134,6 +140,7 @@ def _load_head(
     share = 0.0
     show_hidden(target, head.family)
     known = _read_text(head, target, text)
+    memory_limit -= _restore_embedding(head, target, memory_limit)
     for _ in range(2 if head.family.is_minus_one else 1):
         model, is_minus_one = load_head(
             head,
@@ -154,6 +161,14 @@ def _load_head(
         f"{head.name}: its head does not draft, because {100 * share:.0f} % of its guesses at {NUM_GUESSES} tokens of "
         f"a text are right and {100 * MIN_SHARE:.0f} % are required. It may be another model's."
     )
+
+
+def _restore_embedding(head: HeadFiles, target: LoadedModel, memory_limit: int) -> int:
+    """Give rank 0 of a pipeline the embedding, with which a head computes; return its bytes. Raises OutOfMemory."""
+    size = missing_embedding_size(target.model)
+    refuse_too_large(size, f"{head.name} with the model's embedding", memory_limit)
+    restore_embedding(target.model)
+    return size
 
 
 def _read_text(head: HeadFiles, target: LoadedModel, text: Sequence[int]) -> ReadText:

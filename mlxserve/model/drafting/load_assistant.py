@@ -174,12 +174,22 @@ def _refuse_other_layers(model: AssistantModel, name: str, target: LoadedModel) 
         kind, heads, dim = layer.layer_type, layer.self_attn.n_heads, layer.self_attn.head_dim
         what = f"its {kind} layers have {heads} heads of {dim} numbers"
         if kind not in last:
-            which = "sliding window" if kind == SLIDING else "layer that sees all positions"
-            raise _misfit(name, f"{target.name} has no {which}")
+            raise _without_layer(name, kind, target)
         spec = target.layers[last[kind]]
         if spec.key_dim != dim or heads % spec.kv_heads:
             has = f"{target.name} has {spec.kv_heads} of {spec.key_dim} there"
             raise _misfit(name, f"{what}, and {has}")
+
+
+def _without_layer(name: str, kind: str, target: LoadedModel) -> InvalidConfig:
+    if target.group is not None:
+        return InvalidConfig(
+            f"draft_model={name} reads the keys of the last {kind} layer of {target.name}, which rank 0 does not "
+            "have. Divide the model among fewer ranks, choose a draft model, or leave draft_model out.",
+            option="draft_model",
+        )
+    which = "sliding window" if kind == SLIDING else "layer that sees all positions"
+    return _misfit(name, f"{target.name} has no {which}")
 
 
 def _misfit(name: str, reason: str) -> InvalidConfig:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -19,11 +20,12 @@ from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.hub.assistants import is_assistant, why_not_for
 from mlxserve.hub.files import find_model
 from mlxserve.model.attention import choose_attention
-from mlxserve.model.drafting.assistant import Assistant, last_layers
+from mlxserve.model.drafting.assistant import FULL, SLIDING, Assistant, last_layers
 from mlxserve.model.drafting.assistant_model import AssistantModel
 from mlxserve.model.drafting.assistant_probe import share_accepted
 from mlxserve.model.drafting.load_assistant import LoadedAssistant, load_assistant
 from mlxserve.model.load import LoadedModel, load
+from mlxserve.model.rank_group import RankGroup
 from mlxserve.model.runner import ModelRunner
 from mlxserve.request import GUESS, Chunk, LiveRequest, Request, as_page_table
 from tests.assistants import read_assistant, write_agreeing_pair, write_assistant
@@ -134,6 +136,22 @@ def test_an_assistant_of_another_model_is_refused(
     path = write_assistant(tmp_path / "a", folder, **changes)
     with pytest.raises(InvalidConfig, match=sentence):
         loaded(path, target)
+
+
+@pytest.mark.parametrize("kind", [FULL, SLIDING])
+def test_a_layer_of_another_rank_is_not_read(
+    kind: str, folder: Path, target: LoadedModel, tmp_path: Path
+) -> None:
+    """Rank 0 of a pipeline has the last layers, and may have none of a type."""
+    own = tuple(each for each in target.layers if (each.window is None) != (kind == FULL))
+    of_rank = replace(
+        target, caches=replace(target.caches, layers=own), group=cast(RankGroup, object())
+    )
+    path = write_assistant(tmp_path / "a", folder)
+    with pytest.raises(
+        InvalidConfig, match=f"keys of the last {kind} layer .* rank 0 does not have"
+    ):
+        loaded(path, of_rank)
 
 
 def test_the_sentence_names_the_assistant_that_fits() -> None:
