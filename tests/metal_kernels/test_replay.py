@@ -86,15 +86,16 @@ def ssm_case(
 
 def cases(dtype: mx.Dtype) -> dict[str, Case]:
     """The `stored` ones have states in 16 bits."""
+    stored = mx.float16 if dtype == mx.float16 else mx.bfloat16
     return {
         "delta": delta_case(dtype),
         "gates": delta_case(dtype, value_dim=6, has_gates=True),
         "packed": delta_case(dtype, 128),  # for these mlx-lm has a kernel of its own
         "packed gates": delta_case(dtype, 128, has_gates=True),
         "not packed": delta_case(dtype, 128, 6),
-        "stored": delta_case(dtype, 128, state_dtype=mx.bfloat16),
+        "stored": delta_case(dtype, 128, state_dtype=stored),
         "ssm": ssm_case(dtype),
-        "stored ssm": ssm_case(dtype, mx.bfloat16, 32),
+        "stored ssm": ssm_case(dtype, stored, 32),
     }
 
 
@@ -155,6 +156,16 @@ def test_rows_are_right_and_pass_every_check(
 @pytest.mark.parametrize("dtype", [mx.bfloat16, pytest.param(mx.float32, marks=SLOW)])
 def test_a_row_equals_mlx_lm_recurrence_of_it_alone(name: str, dtype: mx.Dtype) -> None:
     check_rows(Replay(Kernels(emulated_factory())), cases(dtype)[name])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", NAMES)
+def test_rows_in_float16_are_right_and_those_of_mlx_lm(
+    name: str, checked_backend: MetalBackend
+) -> None:
+    case = cases(mx.float16)[name]
+    check(checked_backend.replay, case, 2e-3)
+    check_rows(checked_backend.replay, case)
 
 
 @pytest.mark.parametrize("make", [delta_case, ssm_case])

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import mlx.core as mx
 import pytest
 
-from metal_kernels.kernels import ALL
+from metal_kernels.kernels import ALL, REPLAY_DELTA, REPLAY_SSM
 from metal_kernels.latents import LATENT_DIMS
 from metal_kernels.limits import HEAD_DIMS
 from metal_kernels.metal import DTYPES
@@ -56,6 +57,16 @@ def test_every_dtype_and_head_dimension_is_among_the_texts(texts: Sequence[Kerne
     latents = {(t["T"], (t["LATENT"], t["ROPE"])) for t in templates if "LATENT" in t}
     assert latents == {(dtype, dims) for dtype in DTYPES for dims in LATENT_DIMS}
     assert {key_dim for key_dim, _ in head_dims(DTYPES[0])} >= set(HEAD_DIMS)
+
+
+@pytest.mark.long
+def test_rows_of_drafts_are_among_the_texts_in_every_dtype(texts: Sequence[KernelText]) -> None:
+    """Rows in half precision with states in it and in float32, and states alone."""
+    wanted = {(dtype, dtype) for dtype in DTYPES} | {(mx.float32, dtype) for dtype in DTYPES}
+    for kernel in (REPLAY_DELTA.name, REPLAY_SSM.name):
+        of_kernel = [dict(text.template) for text in texts if text.kernel == kernel]
+        assert {(each["S"], each["T"]) for each in of_kernel if not each["KEEPS"]} == wanted
+        assert {each["S"] for each in of_kernel if each["KEEPS"]} == set(DTYPES)
 
 
 @pytest.mark.long

@@ -167,15 +167,16 @@ def head_dims(dtype: mx.Dtype) -> Iterator[tuple[int, int]]:
 
 
 def representative(texts: Sequence[KernelText]) -> list[KernelText]:
-    """A few of each kernel: every dtype at 128, and the extremes of every number in bfloat16.
+    """A few of each kernel: every dtype at 128, of kept states as well, and the extremes of every number in bfloat16.
 
     The extremes of a number are taken as the first text with its least and greatest value.
     """
     chosen: dict[str, KernelText] = {}
     for kernel in dict.fromkeys(text.kernel for text in texts):
         of_kernel = [text for text in texts if text.kernel == kernel]
-        for dtype in DTYPES:
-            _keep(chosen, [t for t in of_kernel if _has(t, "T", dtype) and _has(t, "D", 128)])
+        at_128 = [text for text in of_kernel if dict(text.template).get("D", 128) == 128]
+        for name, dtype in product(("T", "S"), DTYPES):
+            _keep(chosen, [text for text in at_128 if _has(text, name, dtype)])
         _keep(chosen, [text for text in of_kernel if _has(text, "T", quantised.DTYPE)])
         in_bfloat = [text for text in of_kernel if _has(text, "T", mx.bfloat16)]
         for name in dict.fromkeys(name for text in in_bfloat for name, _ in text.template):
