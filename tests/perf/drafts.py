@@ -4,8 +4,8 @@
                    noise, stalls and slow phases: time of plain decode / time with the controller, and how far
                    that is from the best fixed length in hindsight
     passes         the included model's answers with the drafts that prompt lookup makes, or the model itself in 4
-                   bits, whose own weights are not counted: each step weighed by a machine's table, relative to the
-                   same answers without drafts
+                   bits, whose calls read a part of the model's bytes: each step weighed by a machine's table, relative
+                   to the same answers without drafts
 
 All draws are seeded and nothing is timed: the figures are the same on every machine.
 """
@@ -89,10 +89,12 @@ def bench_drafts(*, seeds: int, num_answers: int) -> Report:
         for machine, steps in MACHINES.items():
             passes = included_passes(steps, num_answers)
             figures.append(Figure(f"passes of weights, {machine}", "x", (passes,)))
-            with in_4_bits() as folder:
-                passes = included_passes(steps, num_answers, draft_model=folder)
-            name = f"passes of weights, {machine}, drafted by itself in 4 bits"
-            figures.append(Figure(name, "x", (passes,)))
+            for call in (0.0, IN_4_BITS):
+                with in_4_bits() as folder:
+                    passes = included_passes(steps, num_answers, draft_model=folder, call=call)
+                name = f"passes of weights, {machine}, drafted by itself in 4 bits"
+                name += ", whose weights are counted" if call else ""
+                figures.append(Figure(name, "x", (passes,)))
     return Report("drafts", {"seeds": seeds, "answers": num_answers}, tuple(figures))
 
 
@@ -208,18 +210,25 @@ _QUESTIONS = (
 )
 
 
-class WeighedSteps(StepTimeModel):
-    """Weighs each step of decodes by a machine's table, and counts its answer's tokens."""
+IN_4_BITS = 4.5 / 16  # bytes of weights in 4 bits with scales of 64, of those in bfloat16
 
-    def __init__(self, steps: Steps) -> None:
+
+class WeighedSteps(StepTimeModel):
+    """Weighs each step of decodes by a machine's table, and the calls of a drafter before it.
+
+    call: passes of the model's weights that a call of the drafter takes
+    """
+
+    def __init__(self, steps: Steps, call: float) -> None:
         super().__init__(None)
-        self._steps = steps
+        self._steps, self._call = steps, call
         self.passes = 0.0
 
     def observe(self, chunks: Sequence[Chunk], seconds: float, waited: float = 0.0) -> None:
         super().observe(chunks, seconds, waited)
         if all(chunk.start >= chunk.request.prefill_end for chunk in chunks):
             self.passes += self._steps(sum(chunk.length for chunk in chunks))
+            self.passes += self._call * max(len(chunk.draft) for chunk in chunks)
 
 
 @contextmanager
@@ -230,11 +239,16 @@ def in_4_bits() -> Iterator[Path]:
 
 
 def included_passes(
-    steps: Steps, num_answers: int, max_tokens: int = 48, draft_model: Path | None = None
+    steps: Steps,
+    num_answers: int,
+    max_tokens: int = 48,
+    draft_model: Path | None = None,
+    call: float = 0.0,
 ) -> float:
     """Passes of weights with drafts over those without, of answers one after the other.
 
     draft_model: by default drafts are those of earlier text
+    call: passes that a call of the draft model takes
     """
     files = find_model(None)
     tokenizer = Tokenizer(files.path)
@@ -245,8 +259,9 @@ def included_passes(
         speculative_tokens=16 if draft_model is None else DEPTH,
         draft_model=None if draft_model is None else str(draft_model),
     )
-    pace = WeighedSteps(steps)
-    with patch("mlxserve.build.timed_rows", lambda *_: RowTimes(table_of(steps))):
+    pace = WeighedSteps(steps, call)
+    times = RowTimes(table_of(steps), has_calls=call > 0, call=call)
+    with patch("mlxserve.build.timed_rows", lambda *_: times):
         engine, _ = build_engine(config, files, pace=pace)
     num_decoded = 0
     params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)

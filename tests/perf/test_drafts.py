@@ -10,7 +10,7 @@ from mlxserve.model.row_speeds import ROWS
 from mlxserve.scheduler.row_times import RowTimes
 from tests.perf import draft_tables
 from tests.perf.draft_tables import MACHINES, table_of
-from tests.perf.drafts import Cell, all_cells, in_4_bits, included_passes, losing
+from tests.perf.drafts import IN_4_BITS, Cell, all_cells, in_4_bits, included_passes, losing
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +54,17 @@ def test_drafts_save_passes_of_weights_where_five_rows_share_one() -> None:
 def test_a_draft_model_that_is_mostly_right_saves_more_than_two_passes_of_five() -> None:
     with in_4_bits() as folder:
         assert included_passes(MACHINES["M5 Max"], 10, draft_model=folder) <= 0.6
+
+
+@pytest.mark.slow
+def test_the_weights_of_a_draft_model_are_counted_where_it_reads_them() -> None:
+    with in_4_bits() as folder:
+        free, counted = (
+            included_passes(MACHINES["M5 Max"], 5, draft_model=folder, call=call)
+            for call in (0.0, IN_4_BITS)
+        )
+        assert free < counted <= 0.75
+        assert included_passes(MACHINES["M1 Max"], 5, draft_model=folder, call=IN_4_BITS) <= 1.0
 
 
 def test_a_table_of_rows_is_that_of_the_machine_at_the_sizes_that_are_measured() -> None:
