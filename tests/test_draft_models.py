@@ -25,6 +25,7 @@ from mlxserve.model import attention
 from mlxserve.system import machine
 from tests import heads
 from tests.adapters import write_adapter
+from tests.assistants import always_drafting
 from tests.drafting import accepted_share, similar_model, spoiled_pages, total_variation
 from tests.emulated import emulated_backend
 from tests.together import begun_together
@@ -227,6 +228,43 @@ def test_the_next_turn_is_drafted_from_cached_pages(plain: LLM, own: LLM) -> Non
         assert num_drafted == num_accepted > 25
     [again] = own.generate([turn[0]], params, use_tqdm=False)
     assert again.usage.cached_tokens == (len(turn[0]) - 1) // PAGE * PAGE
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        pytest.param("draft model", marks=pytest.mark.slow),
+        pytest.param("head", marks=pytest.mark.long),
+    ],
+)
+def test_500_cached_tokens_are_drafted_after_as_computed_ones(source: str, tmp_path: Path) -> None:
+    """As many are found as without drafts, and as many guesses after them are right, within 3 of 100."""
+    drafts: dict[str, Any] = {"speculative_tokens": 3}
+    model = None
+    if source == "head":
+        model = str(heads.write(tmp_path, "mimo", noise=0.3, max_position_embeddings=2048))
+    else:
+        drafts["draft_model"] = str(similar_model(tmp_path / "draft", model_path(), bits=3))
+    prompt = [draw % 900 + 40 for draw in range(7, 520_000, 1_009)]
+    params, found, shares = replace(WARM, max_tokens=60), [], []
+    for each in ({"speculative_tokens": 0}, drafts):
+        with always_drafting(), LLM(model, num_pages=80, **OPTIONS, **each) as llm:
+            [first] = llm.generate([prompt], params, use_tqdm=False)
+            for is_cached in (True, False):
+                if not is_cached:
+                    llm.reset_prefix_cache()
+                before = stats(llm)
+                turn = [*prompt, *first.token_ids, 40, 41]
+                [output] = llm.generate([turn], params, use_tqdm=False)
+                after = stats(llm)
+                found.append((output.token_ids, output.usage.cached_tokens))
+                num_accepted = after.accepted_tokens - before.accepted_tokens
+                num_drafted = after.drafted_tokens - before.drafted_tokens
+                shares.append(num_accepted / max(1, num_drafted))
+    assert found[:2] == found[2:]
+    assert [cached >= 500 for _, cached in found] == [True, False] * 2
+    assert 0 < shares[2] < 1
+    assert shares[2] == pytest.approx(shares[3], abs=0.03)
 
 
 @pytest.mark.slow
