@@ -96,6 +96,9 @@ class Guide(Protocol):
     def read(self, token_ids: Sequence[int], /) -> None:
         """Feed chosen tokens, in order."""
 
+    def expect(self, likely: Sequence[int], /) -> None:
+        """Foresee these tokens, as far as the structure allows them after those read."""
+
     def ask(self) -> None:
         """Request the next mask, together with those of all guides that have read tokens."""
 
@@ -111,16 +114,19 @@ class Guide(Protocol):
         """True if the token after the next one cannot be chosen before that one is known."""
 
     def foresee(self, num_tokens: int, /) -> None:
-        """Find out up to `num_tokens` of the `forced` tokens with each mask from now on."""
+        """Find out up to `num_tokens` of the `foreseen` tokens with each mask from now on."""
 
     @property
-    def forced(self) -> Sequence[int]:
-        """Tokens that follow if the structure allows nothing else: drafts, for they may be split otherwise."""
+    def foreseen(self) -> Sequence[int]:
+        """Tokens that follow if the structure allows nothing else, or likely ones that it allows.
 
-    def mask(self, num_forced: int = 0, /) -> bytes | None:
+        They are drafts: the forced ones may be split otherwise.
+        """
+
+    def mask(self, num_foreseen: int = 0, /) -> bytes | None:
         """Return a bit per token, little-endian in 32-bit words: 1 if allowed. None allows all.
 
-        num_forced: of the `forced` tokens, how many come before the token
+        num_foreseen: of the `foreseen` tokens, how many come before the token
         """
 
 

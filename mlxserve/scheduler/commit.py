@@ -73,9 +73,20 @@ class Commit:
         self.under_way = None
         self._tables.release_unused()
         if guided:
-            _ask_guides(guided)
+            self._ask_guides(guided)
         self._unreturned = []
         return outputs
+
+    def _ask_guides(self, requests: Sequence[LiveRequest]) -> None:
+        """Request the masks after the tokens just read, of all guides at once."""
+        guides = []
+        for request in requests:
+            if not request.is_finished and (guide := request.feed_guide()) is not None:
+                if self._drafts is not None and not request.num_in_flight:
+                    guide.expect(self._drafts.likely(request))
+                guides.append(guide)
+        for guide in guides:
+            guide.ask()
 
     def take_unreturned(self) -> list[Output]:
         """Return, once, the outputs that the last `update` committed before it failed."""
@@ -275,10 +286,3 @@ def _is_in_loop(request: LiveRequest) -> bool:
         and request.num_outputs >= params.min_tokens
         and repeats_itself(request.token_ids, request.num_prompt)
     )
-
-
-def _ask_guides(requests: Sequence[LiveRequest]) -> None:
-    """Request the masks after the tokens just read, of all guides at once."""
-    for guide in [request.feed_guide() for request in requests if not request.is_finished]:
-        if guide is not None:
-            guide.ask()

@@ -50,6 +50,10 @@ class Drafts(ABC):
     def draft(self, request: LiveRequest, max_tokens: int) -> tuple[int, ...]:
         """Return up to `max_tokens` tokens that may follow the known ones; no sampled token is unread."""
 
+    def likely(self, request: LiveRequest) -> tuple[int, ...]:  # noqa: ARG002 (as below)
+        """Return tokens that may follow the known ones, of which a guide computes masks; () if none are known here."""
+        return ()
+
     def longest(self, request: LiveRequest) -> int:  # noqa: ARG002 (a source may know less of it)
         """Return the most tokens of the request's next draft."""
         return self.max_tokens
@@ -123,6 +127,9 @@ class LookupDrafts(Drafts):
 
     def draft(self, request: LiveRequest, max_tokens: int) -> tuple[int, ...]:
         return self._lookup(request).draft(request.token_ids, min(max_tokens, self.max_tokens))
+
+    def likely(self, request: LiveRequest) -> tuple[int, ...]:
+        return self.draft(request, self.max_tokens)
 
     def learn(self, request: LiveRequest, num_drafted: int, num_accepted: int) -> None:
         self._lookup(request).learn(num_drafted, num_accepted)

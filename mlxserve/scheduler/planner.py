@@ -340,4 +340,4 @@ def _draft(request: LiveRequest, max_tokens: int, drafts: Drafts) -> tuple[int, 
     guide = request.asked.guide
     if guide is None:
         return drafts.draft(request, max_tokens)
-    return tuple(guide.forced[: max(0, max_tokens)])
+    return tuple(guide.foreseen[: max(0, max_tokens)])

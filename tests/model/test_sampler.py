@@ -412,6 +412,9 @@ class Allows:
     def read(self, token_ids: Any, /) -> None:
         self.num_read += len(token_ids)
 
+    def expect(self, likely: Any, /) -> None:
+        """It foresees nothing but what a test says."""
+
     def ask(self) -> None:
         """The mask is known."""
 
@@ -422,10 +425,10 @@ class Allows:
         """It forces nothing but what a test says."""
 
     @property
-    def forced(self) -> tuple[int, ...]:
+    def foreseen(self) -> tuple[int, ...]:
         return ()
 
-    def mask(self, num_forced: int = 0, /) -> bytes:
+    def mask(self, num_foreseen: int = 0, /) -> bytes:
         return self._mask
 
 
@@ -437,11 +440,11 @@ class Forces(Allows):
         self._tokens = tokens
 
     @property
-    def forced(self) -> tuple[int, ...]:
+    def foreseen(self) -> tuple[int, ...]:
         return self._tokens[:-1]
 
-    def mask(self, num_forced: int = 0, /) -> bytes:
-        return Allows(self._tokens[num_forced]).mask()
+    def mask(self, num_foreseen: int = 0, /) -> bytes:
+        return Allows(self._tokens[num_foreseen]).mask()
 
 
 def test_each_row_of_a_draft_has_the_mask_after_the_tokens_before_it() -> None:

@@ -136,10 +136,17 @@ FOUND = {
     ),
     "complete a grammar with a forced token": Bug(
         MatcherHost,
-        "_forced",
+        "_foreseen",
         "copy.is_stopped() or copy.is_error()",
         "copy.is_error()",
         test_matchers.test_no_forced_token_completes_its_grammar,
+    ),
+    "foresee tokens that the grammar refuses": Bug(
+        MatcherHost,
+        "_foreseen",
+        "is_late or not copy.consume_token(token)",
+        "is_late or copy.consume_token(token) is None",
+        test_matchers.test_likely_tokens_are_foreseen_as_far_as_the_grammar_allows_them,
     ),
     "drop protected states for drafts": Bug(
         StateEnds,

@@ -875,7 +875,7 @@ class GhostEngine:
         )
         for chunk in drafted:
             guide = chunk.request.asked.guide
-            is_forced = guide is None or chunk.draft == tuple(guide.forced[: len(chunk.draft)])
+            is_forced = guide is None or chunk.draft == tuple(guide.foreseen[: len(chunk.draft)])
             assert is_forced, "a draft of a guided answer without masks"
             own = max(held.get(chunk.request, 0), chunk.start // page_size + 1)
             has_more = len(chunk.page_table) > own

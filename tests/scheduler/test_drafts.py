@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -206,7 +206,32 @@ def test_nothing_is_kept_of_requests_that_ended() -> None:
     assert scheduler.stats().drafted_tokens > 0
 
 
-def test_a_guided_answer_has_no_drafts_from_its_text(make_engine: Callable) -> None:
+class GuideThatAllows(GuideThatWaits):
+    """Has the masks of the first three tokens that may follow."""
+
+    def expect(self, likely: Sequence[int], /) -> None:
+        self.foreseen = tuple(likely[:3])
+
+    def read(self, token_ids: list[int], /) -> None:
+        super().read(token_ids)
+        self.foreseen = ()
+
+
+def test_tokens_of_its_text_are_drafts_of_a_guided_answer_that_has_their_masks(
+    make_engine: Callable,
+) -> None:
+    engine = make_engine(speculative_tokens=8)
+    guided = engine.add([1, 2, 3], 40, guide=GuideThatAllows())
+    lengths = []
+    while chunks := engine.launch():
+        lengths += [len(chunk.draft) for chunk in chunks]
+        engine.read()
+    assert max(lengths) == 3
+    assert 0 < guided.num_accepted <= guided.num_drafted
+    assert len(engine.answers[guided.id]) == 40
+
+
+def test_a_guided_answer_has_no_drafts_without_masks(make_engine: Callable) -> None:
     engine = make_engine(speculative_tokens=8)
     guide = GuideThatWaits()
     guide.must_wait = False
@@ -220,7 +245,7 @@ def test_a_guided_answer_has_no_drafts_from_its_text(make_engine: Callable) -> N
 def test_forced_tokens_of_a_guided_answer_are_drafts(make_engine: Callable) -> None:
     engine = make_engine(speculative_tokens=2)
     guide = GuideThatWaits()
-    guide.forced = (3, 3, 3, 3)
+    guide.foreseen = (3, 3, 3, 3)
     guided = engine.add([1, 2, 3], 40, guide=guide)
     engine.drain()
     assert guided.num_drafted > 0
@@ -232,7 +257,7 @@ def test_a_guide_is_not_asked_for_forced_tokens_where_there_are_no_drafts(
 ) -> None:
     engine = make_engine()
     guide = GuideThatWaits()
-    guide.forced = (3, 3)
+    guide.foreseen = (3, 3)
     guided = engine.add([1, 2, 3], 10, guide=guide)
     engine.drain()
     assert (guide.num_foreseen, guided.num_drafted) == (0, 0)

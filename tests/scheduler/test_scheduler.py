@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -413,8 +413,11 @@ class GuideThatWaits:
         self.is_ready = True
         self.num_asked = 0
         self.num_foreseen = 0
-        self.forced: tuple[int, ...] = ()
+        self.foreseen: tuple[int, ...] = ()
         self.seen: list[int] = []
+
+    def expect(self, likely: Sequence[int], /) -> None:
+        """Foresees nothing of them."""
 
     def ask(self) -> None:
         self.num_asked += 1
@@ -429,7 +432,7 @@ class GuideThatWaits:
     def foresee(self, num_tokens: int, /) -> None:
         self.num_foreseen = num_tokens
 
-    def mask(self, num_forced: int = 0, /) -> bytes | None:
+    def mask(self, num_foreseen: int = 0, /) -> bytes | None:
         return None
 
 

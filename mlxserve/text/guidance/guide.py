@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from mlxserve.text.guidance.matcher_host import RowOutcome
-from mlxserve.text.guidance.matchers import MAX_FORCED, Grammar, Matcher
+from mlxserve.text.guidance.matchers import MAX_FORESEEN, Grammar, Matcher
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +100,11 @@ class AnswerGuide:
         self._unstepped.extend(token_ids)
         self._advance()
 
+    def expect(self, likely: Sequence[int]) -> None:
+        """Foresee these tokens, as far as the grammar allows them after those read."""
+        if self._matcher is not None and not self._unstepped:
+            self._matcher.likely = likely
+
     def ask(self) -> None:
         """Request the mask, together with those of all guides that have read tokens."""
         if self._matcher is not None:
@@ -140,25 +145,28 @@ class AnswerGuide:
     def foresee(self, num_tokens: int) -> None:
         for grammar in (self._plan.answer, self._plan.call):
             if grammar is not None:
-                grammar.matchers.num_forced = min(num_tokens, MAX_FORCED)
+                grammar.matchers.num_foreseen = min(num_tokens, MAX_FORESEEN)
 
     @property
-    def forced(self) -> Sequence[int]:
-        """Tokens that the grammar forces; () while its answer covers not all tokens."""
+    def foreseen(self) -> Sequence[int]:
+        """Tokens whose masks are known: those that the grammar forces, or likely ones that it allows.
+
+        () while its answer covers not all tokens.
+        """
         matcher = self._matcher
         is_followed = self._phase in (_Phase.CALL, _Phase.GRAMMAR) and not self._unstepped
         if matcher is None or not is_followed or not matcher.is_settled:
             return ()
-        return matcher.forced
+        return matcher.foreseen
 
-    def mask(self, num_forced: int = 0) -> bytes | None:
+    def mask(self, num_foreseen: int = 0) -> bytes | None:
         """Mask of the tokens that may come next; None allows all. Waits for it.
 
-        num_forced: of the `forced` tokens, how many come before
+        num_foreseen: of the `foreseen` tokens, how many come before
         """
-        if num_forced:
-            assert self._matcher is not None, "a matcher forces tokens"
-            return self._matcher.forced_masks[num_forced - 1]
+        if num_foreseen:
+            assert self._matcher is not None, "a matcher foresees tokens"
+            return self._matcher.foreseen_masks[num_foreseen - 1]
         while not self.is_ready:
             self.wait(_WAIT_SECONDS)
         match self._phase:

@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from enum import IntEnum
+from itertools import zip_longest
 from typing import TYPE_CHECKING, TypeAlias
 
 import psutil
@@ -37,7 +38,7 @@ KEPT_BYTES = 256 << 20  # growth of the process, beyond which the oldest grammar
 # CPU seconds that one answer's masks may take: at first, and for each token. A usual mask takes
 # 0.01 to 1 ms.
 FIRST_SECONDS, TOKEN_SECONDS = 2.0, 0.02
-FORCED_SECONDS = 0.002  # beyond which no further mask of a forced token is computed
+FORESEEN_SECONDS = 0.002  # beyond which no further mask of a foreseen token is computed
 
 Source: TypeAlias = tuple[str, str]  # (a StructureKind, the source)
 # A matcher's number, its source, whether it begins here and compiles slowly, new tokens, and the API key
@@ -98,24 +99,29 @@ class MatcherHost:
         return ""
 
     def follow(
-        self, rows: Sequence[Row], forgotten: Sequence[int], num_forced: int = 0
+        self,
+        rows: Sequence[Row],
+        forgotten: Sequence[int],
+        num_foreseen: int = 0,
+        likely: Sequence[Sequence[int]] = (),
     ) -> Iterator[list[object]]:
         """Yield [number, outcome, mask or reason, CPU seconds] of each row, in order.
 
         forgotten: matchers that are no longer needed
-        num_forced: maximum number of forced tokens, which are appended; the masks after them follow the mask
+        num_foreseen: maximum number of tokens to foresee, which are appended; the masks after them follow the mask
+        likely: of each row, tokens that may follow and are foreseen as far as the grammar allows them
         """
         for number in forgotten:
             self._open.pop(number, None)
             self._seconds.pop(number, None)
-        for row in rows:
+        for row, guessed in zip_longest(rows, likely, fillvalue=()):
             began = time.thread_time()
             outcome, result = self._advance(row)
-            forced: list[int] = []
-            if num_forced and outcome is RowOutcome.MASK and isinstance(result, bytes):
-                forced, masks = self._forced(row[0], num_forced, began)
+            foreseen: list[int] = []
+            if num_foreseen and outcome is RowOutcome.MASK and isinstance(result, bytes):
+                foreseen, masks = self._foreseen(row[0], num_foreseen, guessed, began)
                 result = b"".join([result, *masks])
-            yield [row[0], outcome, result, time.thread_time() - began, *forced]
+            yield [row[0], outcome, result, time.thread_time() - began, *foreseen]
         if self._num_jobs % LOOK_JOBS == 0 or self._has_compiled:
             self._bound()
         self._num_jobs += 1
@@ -153,27 +159,31 @@ class MatcherHost:
         outcome = RowOutcome.STOPPED if matcher.is_stopped() else RowOutcome.MASK
         return outcome, mask[: self._mask_size]
 
-    def _forced(self, number: int, max_tokens: int, began: float) -> tuple[list[int], list[bytes]]:
-        """Return the tokens that must follow, and the mask after each; none with which the grammar is complete.
+    def _foreseen(
+        self, number: int, max_tokens: int, guessed: Sequence[int], began: float
+    ) -> tuple[list[int], list[bytes]]:
+        """Return the tokens that must follow, or guessed ones that may, and the mask after each.
+
+        None of them completes the grammar.
 
         number: the matcher's
         began: processor time when the row's mask was begun
         """
         matcher = self._open[number]
-        tokens = matcher.compute_ff_tokens()[:max_tokens]
+        tokens = (matcher.compute_ff_tokens() or list(guessed))[:max_tokens]
         copy = matcher.deep_copy() if tokens else matcher
-        forced: list[int] = []
+        foreseen: list[int] = []
         masks: list[bytes] = []
         for token in tokens:
-            is_late = time.thread_time() - began > FORCED_SECONDS
+            is_late = time.thread_time() - began > FORESEEN_SECONDS
             if is_late or not copy.consume_token(token):
                 break
             mask = copy.compute_bitmask()
             if copy.is_stopped() or copy.is_error():
                 break
-            forced.append(token)
+            foreseen.append(token)
             masks.append(mask[: self._mask_size])
-        return forced, masks
+        return foreseen, masks
 
     def _kept_grammar(self, owner: str, source: Source, *, is_slow: bool) -> LLMatcher | None:
         """Return a cached grammar; None while it is being compiled. Raises ValueError."""

@@ -20,7 +20,7 @@ import time
 import weakref
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,7 +45,7 @@ _LATE_SECONDS = 1.0  # without such a wait, after a message that took longer
 _AGAIN_SECONDS = 0.002  # between two questions whether a grammar is compiled
 _MEMORY_SECONDS = 1.0  # between two checks of the process's size
 _BUSY_SECONDS = 60.0  # between two restarts for its size while answers are being followed
-MAX_FORCED = 8  # forced tokens of which masks are computed in advance
+MAX_FORESEEN = 8  # forced or likely tokens of which masks are computed in advance
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +70,10 @@ class Matcher:
         self.tokens = array("i", tokens)
         self.outcome: RowOutcome | None = None
         self.mask = b""
-        # Tokens that follow if the grammar allows no others, and the mask after each of them.
-        self.forced: tuple[int, ...] = ()
-        self.forced_masks: tuple[bytes, ...] = ()
+        # Tokens that follow if the grammar allows no others, or likely ones, and the mask after each of them.
+        self.foreseen: tuple[int, ...] = ()
+        self.foreseen_masks: tuple[bytes, ...] = ()
+        self.likely: Sequence[int] = ()  # tokens that may follow those consumed
         self.error: str | None = None  # reason of an outcome REFUSED or FAILED
         # The process was killed because of it, or cannot work.
         self.is_lost = False
@@ -98,6 +99,7 @@ class Matcher:
         """Append a token, which the next `ask` sends."""
         if self.error is None:
             self.outcome = None
+            self.likely = ()
             self.tokens.append(token)
             self._matchers.want(self)
 
@@ -142,7 +144,7 @@ class Matchers:
         self._helper = helper
         self._mask_size = -(-vocab_size // 32) * 4
         self._vocab_size = vocab_size
-        self.num_forced = 0  # forced tokens to find out with each mask
+        self.num_foreseen = 0  # forced or likely tokens whose masks are computed with each mask
         self._refuse = refuse
         self._numbers = itertools.count()  # numbers of matchers, whichever process they are in
         self._open: weakref.WeakValueDictionary[int, Matcher] = weakref.WeakValueDictionary()
@@ -214,11 +216,13 @@ class Matchers:
         except HelperKilled as error:
             self._give_up(error)
             return
-        rows = [self._row(matcher) for matcher in self._chosen()]
+        chosen = self._chosen()
+        rows = [self._row(matcher) for matcher in chosen]
+        likely = [list(matcher.likely) for matcher in chosen]
         forgotten = [self._forgotten.popleft() for _ in range(len(self._forgotten))]
         try:
             self._job = self._helper.begin(
-                "follow", rows, forgotten, self.num_forced, seconds=MASK_SECONDS
+                "follow", rows, forgotten, self.num_foreseen, likely, seconds=MASK_SECONDS
             )
         except HelperKilled as error:
             self._lose(error)
@@ -269,11 +273,11 @@ class Matchers:
     def _settle(self, value: Any) -> None:
         """Apply the answer of one row, which is validated: the process is not trusted."""
         match value:
-            case [int(number), int(outcome), bytes(masks), float(seconds), *forced] if (
+            case [int(number), int(outcome), bytes(masks), float(seconds), *foreseen] if (
                 number in self._asked
                 and outcome in (RowOutcome.MASK, RowOutcome.STOPPED)
-                and len(masks) == self._mask_size * (1 + len(forced))
-                and all(type(token) is int and 0 <= token < self._vocab_size for token in forced)
+                and len(masks) == self._mask_size * (1 + len(foreseen))
+                and all(type(token) is int and 0 <= token < self._vocab_size for token in foreseen)
             ):
                 matcher, num_tokens = self._asked.pop(number)
                 matcher.num_known = num_tokens
@@ -281,7 +285,7 @@ class Matchers:
                 matcher.mask, *following = (
                     masks[first : first + size] for first in range(0, len(masks), size)
                 )
-                matcher.forced, matcher.forced_masks = tuple(forced), tuple(following)
+                matcher.foreseen, matcher.foreseen_masks = tuple(foreseen), tuple(following)
                 matcher.outcome = RowOutcome(outcome)
                 matcher.num_ends, matcher.asked_at = 0, None
                 matcher.seconds = seconds

@@ -19,7 +19,7 @@ from mlxserve.hub.embedded import model_path
 from mlxserve.system.suspend_clock import RUNNING
 from mlxserve.text.guidance.guide import AnswerGuide, Plan
 from mlxserve.text.guidance.matcher_host import MatcherHost, RowOutcome
-from mlxserve.text.guidance.matchers import MAX_FORCED, Grammar, Matchers
+from mlxserve.text.guidance.matchers import MAX_FORESEEN, Grammar, Matchers
 from mlxserve.text.tokenizer import Tokenizer
 from tests.text.guidance.call_formats import LATE, allowed_tokens, drawn, outcome
 
@@ -78,16 +78,16 @@ def masks(tokenizer: Tokenizer) -> Iterator[Masks]:
 )
 def test_masks_after_forced_tokens_are_those_once_they_are_read(masks: Masks, source: str) -> None:
     guide, step_by_step = (masks.guide(masks.regex(source)) for _ in range(2))
-    masks.matchers.num_forced = MAX_FORCED
+    masks.matchers.num_foreseen = MAX_FORESEEN
     for _ in range(20):
         mask = guide.mask()
-        masks.matchers.num_forced = 0
-        for number, token in enumerate(guide.forced):
+        masks.matchers.num_foreseen = 0
+        for number, token in enumerate(guide.foreseen):
             step_by_step.read([token])
             assert step_by_step.mask() == guide.mask(1 + number)
-        masks.matchers.num_forced = MAX_FORCED
-        tokens = [*guide.forced] or allowed_tokens(mask or b"")[:1]
-        if not guide.forced:
+        masks.matchers.num_foreseen = MAX_FORESEEN
+        tokens = [*guide.foreseen] or allowed_tokens(mask or b"")[:1]
+        if not guide.foreseen:
             step_by_step.read(tokens)
         assert step_by_step.mask() is not None
         guide.read(tokens)
@@ -105,7 +105,7 @@ def test_no_forced_token_completes_its_grammar() -> None:
     forced: list[Any] = []
     while is_new:
         [[_, outcome_of_row, _, _, *forced]] = host.follow(
-            [(1, source, True, False, (), "")], (), MAX_FORCED
+            [(1, source, True, False, (), "")], (), MAX_FORESEEN
         )
         is_new = outcome_of_row is RowOutcome.LATER
     assert len(forced) > 3
@@ -114,16 +114,42 @@ def test_no_forced_token_completes_its_grammar() -> None:
         assert outcome_of_row is RowOutcome.MASK
 
 
+def test_likely_tokens_are_foreseen_as_far_as_the_grammar_allows_them(masks: Masks) -> None:
+    """Each with the mask that it has once it is read, and none after others were read."""
+    guide, step_by_step = (masks.guide(masks.regex("[a-z ]{3,40}[.]")) for _ in range(2))
+    allowed = masks.ids("the cat sat")
+    guide.foresee(MAX_FORESEEN)
+    guide.expect([*allowed, *masks.ids("9"), *allowed])
+    assert guide.mask()
+    assert guide.foreseen == tuple(allowed[:MAX_FORESEEN])
+    for number, token in enumerate(guide.foreseen):
+        step_by_step.read([token])
+        assert step_by_step.mask() == guide.mask(1 + number)
+    guide.read(allowed[:1])
+    assert guide.foreseen == (), "until the next answer"
+    assert guide.mask()
+    assert guide.foreseen == (), "nothing is likely"
+
+
+def test_what_a_grammar_forces_is_foreseen_in_place_of_what_is_likely(masks: Masks) -> None:
+    guide = masks.guide(masks.regex("temperature: [0-9]{2} degrees"))
+    guide.foresee(MAX_FORESEEN)
+    guide.expect(masks.ids("cold"))
+    assert guide.mask()
+    assert guide.foreseen
+    assert masks.tokenizer.decode(list(guide.foreseen)).startswith("temp")
+
+
 def test_forced_tokens_are_found_where_they_are_wanted(masks: Masks) -> None:
     grammar = masks.regex("temperature: [0-9]{2} degrees")
-    for most in (0, 2, MAX_FORCED):
+    for most in (0, 2, MAX_FORESEEN):
         guide = masks.guide(grammar)
         guide.foresee(most)
         assert guide.mask()
-        assert len(guide.forced) <= most
-        assert bool(guide.forced) == (most > 0)
-        guide.read([guide.forced[0] if most else masks.ids("temp")[0]])
-        assert guide.forced == (), "until the next answer"
+        assert len(guide.foreseen) <= most
+        assert bool(guide.foreseen) == (most > 0)
+        guide.read([guide.foreseen[0] if most else masks.ids("temp")[0]])
+        assert guide.foreseen == (), "until the next answer"
 
 
 def settled(guides: list[AnswerGuide]) -> list[bytes | None]:
