@@ -123,6 +123,13 @@ class Guide(Protocol):
         They are drafts: the forced ones may be split otherwise.
         """
 
+    @property
+    def can_follow(self) -> bool:
+        """True if the structure can foresee what is guessed after all tokens read."""
+
+    def expect_now(self, likely: Sequence[int], /) -> None:
+        """Foresee these tokens, though the next mask is known; `mask` waits for it again."""
+
     def mask(self, num_foreseen: int = 0, /) -> bytes | None:
         """Return a bit per token, little-endian in 32-bit words: 1 if allowed. None allows all.
 

@@ -19,6 +19,7 @@ from mlxserve.build import build_text_model
 from mlxserve.chat.embedding.build import refuse_options
 from mlxserve.core.config import EngineConfig
 from mlxserve.core.errors import InvalidConfig
+from mlxserve.core.sampling_params import Structure, StructureKind
 from mlxserve.core.stats import SchedulerStats
 from mlxserve.hub.embedded import MODEL_NAME, model_path
 from mlxserve.model import attention
@@ -309,6 +310,24 @@ def test_two_answers_to_a_prompt_are_those_without_drafts(plain: LLM, own: LLM) 
     assert found == tokens(plain, ["The sun and"], TWO)
     assert found[0] != found[1]
     assert num_drafted == num_accepted > 20
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("params", [GREEDY, SAMPLING[1]], ids=["greedy", "top-p"])
+def test_guesses_of_guided_answers_are_cut_where_their_grammar_refuses_them(
+    plain: LLM, own: LLM, params: SamplingParams
+) -> None:
+    """Beside an answer without a grammar; most guesses after the first are drawn without a mask."""
+    structure = Structure(StructureKind.REGEX, "([a-z]{1,8} ){6,12}[a-z]{1,9}[.]")
+    guided = replace(params, structure=structure, ignore_eos=False, max_tokens=60)
+    prompts = ["A robot wants", "The cat", "The dog"]
+    asked = [guided, replace(guided, n=2), params]
+    expected = tokens(plain, prompts, asked)
+    with always_drafting():
+        found, num_drafted, num_accepted = drafted_by(own, prompts[:2], asked[:2])
+        assert found == expected[:3]
+        assert 10 < num_accepted < num_drafted
+        assert drafted_by(own, prompts, asked)[0] == expected
 
 
 @pytest.mark.slow

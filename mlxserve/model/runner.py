@@ -27,6 +27,7 @@ from mlxserve.core.stats import MemoryUse
 from mlxserve.model.batch import Batch
 from mlxserve.model.drafting.draft_pages import PairedPages
 from mlxserve.model.drafting.drafter import Drafter
+from mlxserve.model.drafting.guided_guesses import allowed_guesses, has_guides
 from mlxserve.model.embedding import Embedding
 from mlxserve.model.forward import forward_of
 from mlxserve.model.load import LoadedModel
@@ -124,6 +125,8 @@ class ModelRunner:
             logits = self.logits(batch, tokens)
         else:
             logits, guesses = self._drafted(self._drafter, batch, tokens)
+            if guesses is not None:
+                guesses = self._allowed(batch.plan, guesses, logits)
         if batch.sampling:
             draws = tuple(draw for chunk in batch.sampling for draw in self._draws(chunk, lazy))
             previous_ids = previous.sample.ids if previous and previous.sample else None
@@ -142,7 +145,7 @@ class ModelRunner:
         chunks = batch.plan
         drafter.begin(chunks)
         guesses = None
-        if drafting := [chunk for chunk in chunks if chunk.draft[:1] == (GUESS,)]:
+        if drafting := _drafting(chunks):
             guesses = drafter.propose(drafting)
             if self._workers is not None:
                 guesses = self._workers.share(guesses)
@@ -159,6 +162,15 @@ class ModelRunner:
         rows = [each.reshape(-1, each.shape[-1]) for each in captured]
         drafter.follow(chunks, tokens, mx.concatenate(rows) if rows else None)
         return logits, guesses
+
+    def _allowed(self, chunks: Sequence[Chunk], guesses: mx.array, logits: mx.array) -> mx.array:
+        """Return the guesses that the grammars of guided answers allow; the forward runs meanwhile."""
+        drafting = _drafting(chunks)
+        if not has_guides(drafting):
+            return guesses
+        if self._writes_in_place:
+            self.compute([logits])
+        return allowed_guesses(drafting, guesses)
 
     def start(self, pending: Pending) -> None:
         """Start the device unless `launch` did. Every earlier step must have been collected."""
@@ -385,6 +397,11 @@ def _tokens(batch: Batch, previous: Pending | None, lazy: dict[Chunk, int]) -> m
         sources = mx.array([lazy[chunk] for chunk in batch.lazy])
         tokens[mx.array(batch.lazy_rows)] = previous.sample.ids[sources]
     return tokens
+
+
+def _drafting(chunks: Sequence[Chunk]) -> list[Chunk]:
+    """Return the chunks whose drafts the device makes."""
+    return [chunk for chunk in chunks if chunk.draft[:1] == (GUESS,)]
 
 
 def draft_rows(chunks: Sequence[Chunk]) -> list[int]:

@@ -32,6 +32,8 @@ _BITS = 21  # of a token id in a key; vocabularies have up to 2**18 tokens
 class Drafts(ABC):
     """The drafts of all requests of a scheduler, from one source, of at most `max_tokens` tokens each."""
 
+    guesses_in_step = False  # drafts are placeholders
+
     def __init__(
         self, max_tokens: int, controller: DraftController[LiveRequest] | None = None
     ) -> None:
@@ -95,6 +97,8 @@ class Drafts(ABC):
 
 class DeviceDrafts(Drafts):
     """Drafts that a drafter makes on the device."""
+
+    guesses_in_step = True
 
     def expects_draft(self, request: LiveRequest) -> bool:  # noqa: ARG002 (any request has one)
         return True

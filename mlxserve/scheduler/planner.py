@@ -336,8 +336,11 @@ def _drafted(request: LiveRequest, draft: tuple[int, ...]) -> Chunk:
 
 
 def _draft(request: LiveRequest, max_tokens: int, drafts: Drafts) -> tuple[int, ...]:
-    """Return a draft for the request; of a guided answer the tokens whose masks are known."""
+    """Return a draft for the request; of a guided answer the tokens whose masks are known, or are guessed in the step."""
     guide = request.asked.guide
     if guide is None:
         return drafts.draft(request, max_tokens)
-    return tuple(guide.foreseen[: max(0, max_tokens)])
+    foreseen = tuple(guide.foreseen[: max(0, max_tokens)])
+    if not foreseen and drafts.guesses_in_step and guide.can_follow:
+        return drafts.draft(request, max_tokens)
+    return foreseen

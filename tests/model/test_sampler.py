@@ -404,6 +404,7 @@ class Allows:
 
     error: str | None = None
     must_wait = is_ready = True
+    can_follow = False
 
     def __init__(self, *tokens: int, size: int = VOCABULARY) -> None:
         self.num_read = 0
@@ -413,6 +414,9 @@ class Allows:
         self.num_read += len(token_ids)
 
     def expect(self, likely: Any, /) -> None:
+        """It foresees nothing but what a test says."""
+
+    def expect_now(self, likely: Any, /) -> None:
         """It foresees nothing but what a test says."""
 
     def ask(self) -> None:

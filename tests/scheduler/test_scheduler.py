@@ -411,12 +411,16 @@ class GuideThatWaits:
         self.error = None
         self.must_wait = True
         self.is_ready = True
+        self.can_follow = False
         self.num_asked = 0
         self.num_foreseen = 0
         self.foreseen: tuple[int, ...] = ()
         self.seen: list[int] = []
 
     def expect(self, likely: Sequence[int], /) -> None:
+        """Foresees nothing of them."""
+
+    def expect_now(self, likely: Sequence[int], /) -> None:
         """Foresees nothing of them."""
 
     def ask(self) -> None:

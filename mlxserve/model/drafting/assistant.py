@@ -107,7 +107,7 @@ class Assistant(Drafter):
     def _parts(self, chunks: Sequence[Chunk]) -> list[DraftPart]:
         """Return a row for each chunk whose hidden state is known."""
         return [
-            DraftPart(_row(chunk, chunk.start), number)
+            DraftPart(_row(chunk, chunk.start)._replace(is_lazy=False), number)
             for number, chunk in enumerate(chunks)
             if self._index_before(chunk) is not None
         ]

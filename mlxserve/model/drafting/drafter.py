@@ -139,8 +139,14 @@ class Drafter(ABC):
     ) -> tuple[mx.array, mx.array | None]:
         rows = batch.sample_rows.tolist() or [len(batch.tokens) - 1]
         logits, carried = self._logits(batch, tokens, rows, carried)
+        # A grammar's mask is known for the first guess; those after others are lazy.
         draws = [
-            Draw(chunk.request, seed_of(chunk.request, self._seed), chunk.end)
+            Draw(
+                chunk.request,
+                seed_of(chunk.request, self._seed),
+                chunk.end,
+                0 if chunk.is_lazy else None,
+            )
             for chunk in chunks
             if chunk.samples
         ]

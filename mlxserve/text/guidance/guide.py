@@ -153,20 +153,31 @@ class AnswerGuide:
 
         () while its answer covers not all tokens.
         """
+        return self._matcher.foreseen if self._matcher is not None and self.can_follow else ()
+
+    @property
+    def can_follow(self) -> bool:
+        """True if all tokens are in a grammar that goes on."""
         matcher = self._matcher
-        is_followed = self._phase in (_Phase.CALL, _Phase.GRAMMAR) and not self._unstepped
-        if matcher is None or not is_followed or not matcher.is_settled:
-            return ()
-        return matcher.foreseen
+        if matcher is None or self._unstepped or not matcher.is_settled:
+            return False
+        is_followed = self._phase in (_Phase.CALL, _Phase.GRAMMAR)
+        return is_followed and matcher.outcome is RowOutcome.MASK
+
+    def expect_now(self, likely: Sequence[int]) -> None:
+        """Foresee these tokens, though the mask is known: it is not until the next answer."""
+        assert self._matcher is not None, "a grammar is followed"
+        self._matcher.expect_now(likely)
 
     def mask(self, num_foreseen: int = 0) -> bytes | None:
-        """Mask of the tokens that may come next; None allows all. Waits for it.
+        """Mask of the tokens that may come next; None allows all, or is not known. Waits for the first.
 
         num_foreseen: of the `foreseen` tokens, how many come before
         """
         if num_foreseen:
             assert self._matcher is not None, "a matcher foresees tokens"
-            return self._matcher.foreseen_masks[num_foreseen - 1]
+            masks = self._matcher.foreseen_masks
+            return masks[num_foreseen - 1] if num_foreseen <= len(masks) else None
         while not self.is_ready:
             self.wait(_WAIT_SECONDS)
         match self._phase:

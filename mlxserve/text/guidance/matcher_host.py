@@ -153,7 +153,8 @@ class MatcherHost:
         mask = matcher.compute_bitmask()
         if matcher.is_error():
             return RowOutcome.FAILED, matcher.get_error()
-        self._seconds[number] += time.thread_time() - began - TOKEN_SECONDS * len(tokens)
+        if tokens or is_new:  # else it has been paid for, and more tokens are to be foreseen
+            self._seconds[number] += time.thread_time() - began - TOKEN_SECONDS * len(tokens)
         if self._seconds[number] > 0:
             return RowOutcome.FAILED, "its masks took too long altogether"
         outcome = RowOutcome.STOPPED if matcher.is_stopped() else RowOutcome.MASK

@@ -103,6 +103,12 @@ class Matcher:
             self.tokens.append(token)
             self._matchers.want(self)
 
+    def expect_now(self, likely: Sequence[int]) -> None:
+        """Foresee these tokens, though the outcome is known: it is not until the next answer."""
+        if self.error is None:
+            self.outcome, self.likely = None, likely
+            self._matchers.want(self)
+
     def ask(self) -> None:
         """Request the outcome, together with those of all matchers that consumed tokens."""
         if not self.is_settled:
