@@ -97,7 +97,10 @@ class Guide(Protocol):
         """Feed chosen tokens, in order."""
 
     def expect(self, likely: Sequence[int], /) -> None:
-        """Foresee these tokens, as far as the structure allows them after those read."""
+        """Foresee these tokens, as far as the structure allows them after those read.
+
+        If the next mask is known already, `mask` waits for it again.
+        """
 
     def ask(self) -> None:
         """Request the next mask, together with those of all guides that have read tokens."""
@@ -126,9 +129,6 @@ class Guide(Protocol):
     @property
     def can_follow(self) -> bool:
         """True if the structure can foresee what is guessed after all tokens read."""
-
-    def expect_now(self, likely: Sequence[int], /) -> None:
-        """Foresee these tokens, though the next mask is known; `mask` waits for it again."""
 
     def mask(self, num_foreseen: int = 0, /) -> bytes | None:
         """Return a bit per token, little-endian in 32-bit words: 1 if allowed. None allows all.

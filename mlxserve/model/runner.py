@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -27,7 +28,7 @@ from mlxserve.core.stats import MemoryUse
 from mlxserve.model.batch import Batch
 from mlxserve.model.drafting.draft_pages import PairedPages
 from mlxserve.model.drafting.drafter import Drafter
-from mlxserve.model.drafting.guided_guesses import allowed_guesses, has_guides
+from mlxserve.model.drafting.guided_guesses import allowed_guesses
 from mlxserve.model.embedding import Embedding
 from mlxserve.model.forward import forward_of
 from mlxserve.model.load import LoadedModel
@@ -126,7 +127,8 @@ class ModelRunner:
         else:
             logits, guesses = self._drafted(self._drafter, batch, tokens)
             if guesses is not None:
-                guesses = self._allowed(batch.plan, guesses, logits)
+                begin = partial(self.compute, [logits]) if self._writes_in_place else None
+                guesses = allowed_guesses(_drafting(chunks), guesses, begin)
         if batch.sampling:
             draws = tuple(draw for chunk in batch.sampling for draw in self._draws(chunk, lazy))
             previous_ids = previous.sample.ids if previous and previous.sample else None
@@ -162,15 +164,6 @@ class ModelRunner:
         rows = [each.reshape(-1, each.shape[-1]) for each in captured]
         drafter.follow(chunks, tokens, mx.concatenate(rows) if rows else None)
         return logits, guesses
-
-    def _allowed(self, chunks: Sequence[Chunk], guesses: mx.array, logits: mx.array) -> mx.array:
-        """Return the guesses that the grammars of guided answers allow; the forward runs meanwhile."""
-        drafting = _drafting(chunks)
-        if not has_guides(drafting):
-            return guesses
-        if self._writes_in_place:
-            self.compute([logits])
-        return allowed_guesses(drafting, guesses)
 
     def start(self, pending: Pending) -> None:
         """Start the device unless `launch` did. Every earlier step must have been collected."""

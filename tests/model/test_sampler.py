@@ -416,9 +416,6 @@ class Allows:
     def expect(self, likely: Any, /) -> None:
         """It foresees nothing but what a test says."""
 
-    def expect_now(self, likely: Any, /) -> None:
-        """It foresees nothing but what a test says."""
-
     def ask(self) -> None:
         """The mask is known."""
 

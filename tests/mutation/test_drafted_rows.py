@@ -11,11 +11,13 @@ from mlxserve.cache.kinds.draft_states import DraftStates
 from mlxserve.cache.kinds.state_ends import StateEnds
 from mlxserve.cache.kinds.state_slots import StateSlots
 from mlxserve.model import row_speeds, sampler, state_groups
+from mlxserve.model.drafting.guided_guesses import REFUSED
 from mlxserve.model.state_groups import Group
 from mlxserve.model.states import StateStore
 from mlxserve.scheduler.balance import Balance
 from mlxserve.text.guidance.matcher_host import MatcherHost
 from tests.model import test_row_speeds, test_sampler, test_states
+from tests.model.drafting import test_guided_guesses
 from tests.mutation.bug import Bug
 from tests.scheduler import test_drafts_over_states
 from tests.scheduler.conftest import make_engine as make_engine
@@ -147,6 +149,22 @@ FOUND = {
         "is_late or not copy.consume_token(token)",
         "is_late or copy.consume_token(token) is None",
         test_matchers.test_likely_tokens_are_foreseen_as_far_as_the_grammar_allows_them,
+    ),
+    "keep guesses that a grammar refuses": Bug(
+        test_guided_guesses,
+        "allowed_guesses",
+        "sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))",
+        "len(draft) + 0 * len([*pairs])",
+        test_guided_guesses.test_guesses_are_kept_up_to_the_first_that_is_refused,
+        {"guessed": [4, 50, 6], "expected": [4, REFUSED, REFUSED]},
+    ),
+    "count a refused guess as none": Bug(
+        test_guided_guesses,
+        "allowed_guesses",
+        "GUESS if token == GUESS else REFUSED",
+        "GUESS",
+        test_guided_guesses.test_guesses_are_kept_up_to_the_first_that_is_refused,
+        {"guessed": [40, 5, 6], "expected": [REFUSED, REFUSED, REFUSED]},
     ),
     "drop protected states for drafts": Bug(
         StateEnds,

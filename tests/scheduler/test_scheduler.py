@@ -420,9 +420,6 @@ class GuideThatWaits:
     def expect(self, likely: Sequence[int], /) -> None:
         """Foresees nothing of them."""
 
-    def expect_now(self, likely: Sequence[int], /) -> None:
-        """Foresees nothing of them."""
-
     def ask(self) -> None:
         self.num_asked += 1
 

@@ -9,7 +9,7 @@ that it has without drafts: the one after the tokens before it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice, takewhile
 
 import mlx.core as mx
@@ -20,22 +20,26 @@ from mlxserve.request import GUESS, Chunk
 REFUSED = GUESS - 1  # in place of a guess after which no mask is known: it equals no token
 
 
-def has_guides(drafting: Sequence[Chunk]) -> bool:
-    """Return True if an answer of these chunks is guided."""
-    return any(chunk.request.asked.guide is not None for chunk in drafting)
+def allowed_guesses(
+    chunks: Sequence[Chunk], guesses: mx.array, begin: Callable[[], None] | None = None
+) -> mx.array:
+    """Return the guesses with REFUSED in place of what the grammars of guided answers do not follow.
 
+    Waits for the guesses, and for the masks after them, if any of these answers is guided.
 
-def allowed_guesses(drafting: Sequence[Chunk], guesses: mx.array) -> mx.array:
-    """Return the guesses of these chunks' drafts with REFUSED in place of what grammars do not follow.
-
-    Waits for the guesses, and for the masks after them.
+    chunks: those whose drafts are guessed
+    begin: starts the forward, which runs meanwhile; None if it must wait for an earlier step
     """
+    guides = [chunk.request.asked.guide for chunk in chunks]
+    if not any(guide is not None for guide in guides):
+        return guesses
+    if begin is not None:
+        begin()
     ids = iter(read(guesses).tolist())
-    drafts = [list(islice(ids, len(chunk.draft))) for chunk in drafting]
-    guides = [chunk.request.asked.guide for chunk in drafting]
+    drafts = [list(islice(ids, len(chunk.draft))) for chunk in chunks]
     for guide, draft in zip(guides, drafts, strict=True):
         if guide is not None and draft[0] != GUESS:
-            guide.expect_now(list(takewhile(lambda token: token >= 0, draft)))
+            guide.expect(list(takewhile(lambda token: token >= 0, draft)))
     for guide, draft in zip(guides, drafts, strict=True):
         if guide is not None:
             guide.mask()  # of all grammars, the first one that is waited for sends the guesses

@@ -101,9 +101,12 @@ class AnswerGuide:
         self._advance()
 
     def expect(self, likely: Sequence[int]) -> None:
-        """Foresee these tokens, as far as the grammar allows them after those read."""
+        """Foresee these tokens, as far as the grammar allows them after those read.
+
+        A mask that is known already is not until the next answer.
+        """
         if self._matcher is not None and not self._unstepped:
-            self._matcher.likely = likely
+            self._matcher.expect(likely)
 
     def ask(self) -> None:
         """Request the mask, together with those of all guides that have read tokens."""
@@ -163,11 +166,6 @@ class AnswerGuide:
             return False
         is_followed = self._phase in (_Phase.CALL, _Phase.GRAMMAR)
         return is_followed and matcher.outcome is RowOutcome.MASK
-
-    def expect_now(self, likely: Sequence[int]) -> None:
-        """Foresee these tokens, though the mask is known: it is not until the next answer."""
-        assert self._matcher is not None, "a grammar is followed"
-        self._matcher.expect_now(likely)
 
     def mask(self, num_foreseen: int = 0) -> bytes | None:
         """Mask of the tokens that may come next; None allows all, or is not known. Waits for the first.

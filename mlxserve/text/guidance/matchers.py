@@ -103,10 +103,11 @@ class Matcher:
             self.tokens.append(token)
             self._matchers.want(self)
 
-    def expect_now(self, likely: Sequence[int]) -> None:
-        """Foresee these tokens, though the outcome is known: it is not until the next answer."""
-        if self.error is None:
-            self.outcome, self.likely = None, likely
+    def expect(self, likely: Sequence[int]) -> None:
+        """Foresee these tokens with the next outcome, which a settled matcher asks for again."""
+        self.likely = likely
+        if likely and self.error is None and self.is_settled:
+            self.outcome = None
             self._matchers.want(self)
 
     def ask(self) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from metal_kernels.reading import read
 from mlxserve.core.sampling_params import SamplingParams
-from mlxserve.model.drafting.guided_guesses import REFUSED, allowed_guesses, has_guides
+from mlxserve.model.drafting.guided_guesses import REFUSED, allowed_guesses
 from mlxserve.request import GUESS, Chunk, LiveRequest, Request, as_page_table
 from tests.scheduler.test_scheduler import GuideThatWaits
 
@@ -21,7 +21,7 @@ class Follows(GuideThatWaits):
         super().__init__()
         self.expected: list[list[int]] = []
 
-    def expect_now(self, likely: Sequence[int], /) -> None:
+    def expect(self, likely: Sequence[int], /) -> None:
         self.expected.append(list(likely))
 
     def mask(self, num_foreseen: int = 0, /) -> bytes | None:
@@ -55,9 +55,15 @@ def test_guesses_are_kept_up_to_the_first_that_is_refused(
     """Those of answers beside it stay, and what was not guessed is told from what was refused."""
     guide = Follows()
     chunks = [chunk(None, 2), chunk(guide, 3), chunk(None, 1)]
-    assert has_guides(chunks)
-    assert not has_guides(chunks[:1])
-    found = allowed_guesses(chunks, mx.array([70, 80, *guessed, 90], mx.int32))
+    begun: list[bool] = []
+    guesses = mx.array([70, 80, *guessed, 90], mx.int32)
+    found = allowed_guesses(chunks, guesses, lambda: begun.append(True))
+    assert begun == [True], "the forward runs meanwhile"
     assert found.dtype == mx.int32
     assert read(found).tolist() == [70, 80, *expected, 90]
     assert guide.expected == ([] if guessed[0] == GUESS else [guessed])
+
+
+def test_nothing_is_read_where_no_answer_is_guided() -> None:
+    guesses = mx.array([7, 8], mx.int32)
+    assert allowed_guesses([chunk(None, 2)], guesses, lambda: pytest.fail("begun")) is guesses
