@@ -127,6 +127,10 @@ class Guide(Protocol):
         """
 
     @property
+    def is_free(self) -> bool:
+        """True if the structure limits nothing now, or only which tokens are special: it foresees at once."""
+
+    @property
     def can_follow(self) -> bool:
         """True if the structure can foresee what is guessed after all tokens read."""
 

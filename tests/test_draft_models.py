@@ -3,6 +3,7 @@ pages, resized and restarted from disk. Its cache may hold anything."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -328,6 +329,43 @@ def test_guesses_of_guided_answers_are_cut_where_their_grammar_refuses_them(
         assert found == expected[:3]
         assert 10 < num_accepted < num_drafted
         assert drafted_by(own, prompts, asked)[0] == expected
+
+
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "look_up",
+        "description": "Looks up a word.",
+        "parameters": {
+            "type": "object",
+            "properties": {"word": {"type": "string"}},
+            "required": ["word"],
+        },
+    },
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("source", ["draft model", "lookup"])
+def test_answers_that_may_call_tools_are_drafted(plain: LLM, own: LLM, source: str) -> None:
+    """No grammar limits their text, in which drafts end before the marker of a call."""
+    questions = [
+        "Repeat: the cat sat on the mat. The cat sat on the mat.",
+        "Look up the word tree.",
+    ]
+    messages = [[{"role": "user", "content": question}] for question in questions]
+    params = replace(GREEDY, max_tokens=48)
+    expected = plain.chat(messages, params, tools=[TOOL], use_tqdm=False)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(always_drafting())
+        llm = own
+        if source == "lookup":
+            llm = stack.enter_context(LLM(num_pages=200, speculative_tokens=8, **OPTIONS))
+        found = llm.chat(messages, params, tools=[TOOL], use_tqdm=False)
+        llm.check()
+    assert [output.token_ids for output in found] == [output.token_ids for output in expected]
+    reports = [output.usage.speculation for output in found]
+    assert sum(report.num_accepted for report in reports if report is not None) > 10
 
 
 @pytest.mark.slow

@@ -82,7 +82,7 @@ class Commit:
         guides = []
         for request in requests:
             if not request.is_finished and (guide := request.feed_guide()) is not None:
-                if self._drafts is not None and not request.num_in_flight:
+                if self._drafts is not None and not (request.num_in_flight or guide.is_free):
                     guide.expect(self._drafts.likely(request))
                 guides.append(guide)
         for guide in guides:

@@ -229,7 +229,7 @@ class StepPlanner:
         hopeful = [
             (request, num_draftable)
             for request in running
-            if request.asked.guide is None
+            if (request.asked.guide is None or request.asked.guide.is_free)
             and len(request.token_ids) == request.num_computed
             and (num_draftable := self._num_draftable(request, len(request.token_ids) + 1)) > 0
         ]
@@ -340,7 +340,9 @@ def _draft(request: LiveRequest, max_tokens: int, drafts: Drafts) -> tuple[int, 
     guide = request.asked.guide
     if guide is None:
         return drafts.draft(request, max_tokens)
-    foreseen = tuple(guide.foreseen[: max(0, max_tokens)])
-    if not foreseen and drafts.guesses_in_step and guide.can_follow:
+    is_unforeseen = guide.is_free or (guide.can_follow and not guide.foreseen)
+    if drafts.guesses_in_step and is_unforeseen:
         return drafts.draft(request, max_tokens)
-    return foreseen
+    if guide.is_free:
+        guide.expect(drafts.draft(request, max_tokens))
+    return tuple(guide.foreseen[: max(0, max_tokens)])

@@ -404,7 +404,7 @@ class Allows:
 
     error: str | None = None
     must_wait = is_ready = True
-    can_follow = False
+    can_follow = is_free = False
 
     def __init__(self, *tokens: int, size: int = VOCABULARY) -> None:
         self.num_read = 0

@@ -411,7 +411,7 @@ class GuideThatWaits:
         self.error = None
         self.must_wait = True
         self.is_ready = True
-        self.can_follow = False
+        self.can_follow = self.is_free = False
         self.num_asked = 0
         self.num_foreseen = 0
         self.foreseen: tuple[int, ...] = ()

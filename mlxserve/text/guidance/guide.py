@@ -13,7 +13,8 @@ Once its request is submitted, a guide belongs to the engine's thread.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from copy import copy
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -60,6 +61,13 @@ class Plan:
     quotes: frozenset[int] = frozenset()
     call_joins: bool = False
 
+    def mask_of(self, token_ids: Collection[int]) -> bytes:
+        """Return the mask that allows these tokens alone."""
+        mask = bytearray(-(-self.vocab_size // 32) * 4)
+        for token in token_ids:
+            mask[token >> 3] |= 1 << (token & 7)
+        return bytes(mask)
+
 
 _WAIT_SECONDS = 0.1
 
@@ -81,6 +89,8 @@ class AnswerGuide:
         self._plan = plan
         self._phase = _Phase.THINKING if plan.is_thinking else _Phase.START
         self._matcher: Matcher | None = None
+        # Foreseen without a grammar, each with the mask after it.
+        self._ahead: list[tuple[int, bytes | None]] = []
         self._unstepped: deque[int] = deque()  # read, but waiting for the matcher's answer
         self._num_thought = 0
         self._num_opened = 0  # tokens of `opening` seen
@@ -97,6 +107,7 @@ class AnswerGuide:
     def read(self, token_ids: Sequence[int]) -> None:
         """Advance by the tokens that were sampled."""
         self.num_read += len(token_ids)
+        self._ahead = self._ahead if not token_ids else []
         self._unstepped.extend(token_ids)
         self._advance()
 
@@ -105,7 +116,9 @@ class AnswerGuide:
 
         A mask that is known already is not until the next answer.
         """
-        if self._matcher is not None and not self._unstepped:
+        if self.is_free:
+            self._ahead = copy(self).walk(likely)
+        elif self._matcher is not None and not self._unstepped:
             self._matcher.expect(likely)
 
     def ask(self) -> None:
@@ -156,7 +169,32 @@ class AnswerGuide:
 
         () while its answer covers not all tokens.
         """
+        if self.is_free:
+            return [token for token, _ in self._ahead]
         return self._matcher.foreseen if self._matcher is not None and self.can_follow else ()
+
+    @property
+    def is_free(self) -> bool:
+        """True if no grammar is followed: while the answer thinks, and in text that a call may follow."""
+        if self._matcher is not None or self._unstepped:
+            return False
+        is_opened = self._num_opened >= len(self._plan.opening)
+        return self._phase is _Phase.THINKING or (self._phase is _Phase.FREE and is_opened)
+
+    def walk(self, token_ids: Sequence[int]) -> list[tuple[int, bytes | None]]:
+        """Step a copy of a free guide through tokens, up to the first one that a grammar follows.
+
+        Returns each with the mask after it.
+        """
+        self._tail, self._begun = self._tail.copy(), [*self._begun]
+        walked: list[tuple[int, bytes | None]] = []
+        for token in token_ids:
+            self._tail.append(token)
+            self._step(token)
+            if not self.is_free:
+                break
+            walked.append((token, self.mask()))
+        return walked
 
     @property
     def can_follow(self) -> bool:
@@ -173,8 +211,9 @@ class AnswerGuide:
         num_foreseen: of the `foreseen` tokens, how many come before
         """
         if num_foreseen:
-            assert self._matcher is not None, "a matcher foresees tokens"
-            masks = self._matcher.foreseen_masks
+            masks: Sequence[bytes | None] = [mask for _, mask in self._ahead]
+            if self._matcher is not None:
+                masks = self._matcher.foreseen_masks
             return masks[num_foreseen - 1] if num_foreseen <= len(masks) else None
         while not self.is_ready:
             self.wait(_WAIT_SECONDS)
@@ -185,7 +224,7 @@ class AnswerGuide:
                 return self._thinking_mask()
             case _Phase.FREE:
                 left = self._plan.opening[self._num_opened :]
-                return self._bits({left[0]}) if left else None
+                return self._plan.mask_of({left[0]}) if left else None
         return self._matcher_mask()
 
     # ---- tokens that were sampled
@@ -325,18 +364,20 @@ class AnswerGuide:
         ways = {self._plan.think_start[at]}
         if opening[:at] == begun and at < len(opening):
             ways.add(opening[at])
-        mask = self._bits(ways)
+        mask = self._plan.mask_of(ways)
         if self._matcher is None:
             return mask
-        return self._ending() if self.error is not None else _either(self._matcher.mask, mask)
+        if self.error is not None:
+            return self._plan.mask_of(self._plan.end_ids)
+        return _either(self._matcher.mask, mask)
 
     def _thinking_mask(self) -> bytes | None:
         budget, marker = self._plan.thinking_budget, self._plan.think_end
         if budget is not None and self._num_thought >= budget:
-            return self._bits({marker[self._num_closed]})
+            return self._plan.mask_of({marker[self._num_closed]})
         if not self._is_strict:
             return None
-        return _all_but(self._bits(set(self._plan.end_ids)))
+        return _all_but(self._plan.mask_of(self._plan.end_ids))
 
     @property
     def _num_closed(self) -> int:
@@ -347,20 +388,9 @@ class AnswerGuide:
 
     def _matcher_mask(self) -> bytes:
         assert self._matcher is not None
-        return self._matcher.mask if self.error is None else self._ending()
-
-    def _ending(self) -> bytes:
-        return self._bits(set(self._plan.end_ids))
-
-    @property
-    def _mask_size(self) -> int:
-        return -(-self._plan.vocab_size // 32) * 4
-
-    def _bits(self, token_ids: set[int]) -> bytes:
-        mask = bytearray(self._mask_size)
-        for token in token_ids:
-            mask[token >> 3] |= 1 << (token & 7)
-        return bytes(mask)
+        if self.error is not None:
+            return self._plan.mask_of(self._plan.end_ids)
+        return self._matcher.mask
 
 
 def _either(mask: bytes, other: bytes) -> bytes:

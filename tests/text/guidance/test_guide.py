@@ -48,6 +48,45 @@ def test_an_answer_follows_its_grammar_and_ends_with_it(
     assert guide.error is None
 
 
+def test_likely_tokens_have_masks_where_no_grammar_is_followed_yet(
+    tokenizer: Tokenizer, grammars: Grammars
+) -> None:
+    """While it thinks, within its budget, and in text up to the marker of a call; nothing of it is read."""
+    plan = Plan(
+        vocab_size=2100,
+        end_ids=frozenset({END}),
+        think_start=(2046,),
+        think_end=(2047,),
+        is_thinking=True,
+        thinking_budget=6,
+        call_start=(2040,),
+        call=digit(grammars),
+    )
+    words = ids(tokenizer, "a b c")
+    guide = AnswerGuide(plan)
+    for likely, num_foreseen in (
+        ([*words, 2047, *words, 2040, *ids(tokenizer, "7")], 2 * len(words) + 1),
+        (3 * words, 3 * len(words)),
+    ):
+        step_by_step = AnswerGuide(plan)
+        guide.expect(likely)
+        assert list(guide.foreseen) == likely[:num_foreseen]
+        for number, token in enumerate(guide.foreseen):
+            step_by_step.read([token])
+            assert step_by_step.mask() == guide.mask(1 + number)
+        assert guide.mask(1 + num_foreseen) is None
+    assert allowed(step_by_step) == {2047}, "the budget is spent"
+    assert guide.num_read == 0
+    guide.read(words)
+    assert list(guide.foreseen) == []
+    guide.read([2047])
+    assert (guide.is_free, guide.must_wait) == (True, False)
+    guide.read([2040])
+    assert not guide.is_free
+    guide.expect(words)
+    assert allowed(guide) == {ids(tokenizer, str(n))[0] for n in range(10)}
+
+
 @pytest.mark.parametrize("vocab_size", [2048, 2049, 2080, 2100])
 def test_masks_have_one_size_whatever_made_them(vocab_size: int, tokenizer: Tokenizer) -> None:
     """A step stacks those of answers that think, that follow a grammar and that have ended."""
