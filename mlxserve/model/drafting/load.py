@@ -12,6 +12,8 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+import mlx.core as mx
+
 from mlxserve.cache.kv import Backends, KVPool
 from mlxserve.cache.window_kv import WindowKV
 from mlxserve.core.config import EngineConfig
@@ -168,6 +170,7 @@ def _restore_embedding(head: HeadFiles, target: LoadedModel, memory_limit: int) 
     size = missing_embedding_size(target.model)
     refuse_too_large(size, f"{head.name} with the model's embedding", memory_limit)
     restore_embedding(target.model)
+    mx.eval(target.model.parameters())
     return size
 
 
