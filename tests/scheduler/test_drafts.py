@@ -231,6 +231,18 @@ def test_tokens_of_its_text_are_drafts_of_a_guided_answer_that_has_their_masks(
     assert len(engine.answers[guided.id]) == 40
 
 
+def test_a_guided_answer_is_drafted_while_no_grammar_limits_it(make_engine: Callable) -> None:
+    """Its steps are read for drafts, and no mask is waited for."""
+    engine = make_engine(speculative_tokens=8)
+    guide = GuideThatAllows()
+    guide.is_free, guide.must_wait = True, False
+    guided = engine.add([1, 2, 3], 60, guide=guide)
+    engine.drain()
+    assert len(engine.answers[guided.id]) == 60
+    assert 0 < guided.num_accepted <= guided.num_drafted
+    assert len(engine.trace) < 60
+
+
 def test_a_guided_answer_has_no_drafts_without_masks(make_engine: Callable) -> None:
     engine = make_engine(speculative_tokens=8)
     guide = GuideThatWaits()
