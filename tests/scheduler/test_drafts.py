@@ -214,7 +214,7 @@ class GuideThatAllows(GuideThatWaits):
 
     def read(self, token_ids: list[int], /) -> None:
         super().read(token_ids)
-        self.foreseen = ()
+        self.foreseen = () if token_ids else self.foreseen
 
 
 def test_tokens_of_its_text_are_drafts_of_a_guided_answer_that_has_their_masks(
