@@ -38,7 +38,7 @@ GUIDED = replace(
     ignore_eos=False,
     max_tokens=60,
 )
-TIGHT: dict[str, Any] = {"num_pages": 16, "max_model_len": 16 * PAGE, "growth_pages": 0}
+TIGHT: dict[str, Any] = {"num_pages": 11, "max_model_len": 11 * PAGE, "growth_pages": 0}
 RESIZES = {6: 150, 13: 18, 24: 120}  # pages, by the step before which the cache gets them
 Source = Literal["lookup", "draft model", "head", "assistant"]
 Told = tuple[tuple[int, ...], tuple[float, ...]]  # tokens, logprobs
@@ -112,7 +112,7 @@ COMBINATIONS = {
         "head", "nemotron_h", STATES, (SEEDED, LOGGED), resizes=True
     ),
     "lookup, hybrid: 8 bits, swap, logprobs": Combination(
-        "lookup", "qwen3_5", {**Q8, **TIGHT, **STATES}, (LOGGED, SEEDED), swaps=True
+        "lookup", "qwen3_next", {**Q8, **TIGHT, **STATES}, (LOGGED, SEEDED), swaps=True
     ),
     "head, windows: 8 bits, resized while it runs": Combination(
         "head", "step3p5", {**Q8, **WINDOWS}, (SEEDED, GUIDED), resizes=True
@@ -177,6 +177,7 @@ class Served:
             "page_size": PAGE,
             "disable_log_stats": True,
             "num_pages": 120,
+            "max_num_seqs": 12,
             "max_num_batched_tokens": 48,
             **self.asked.options,
             **(self.drafts if is_drafted else {"speculative_tokens": 0}),
@@ -270,6 +271,7 @@ def test_no_token_about_images_differs_beside_a_draft_model(
     write_model: Callable[..., Path], tmp_path: Path
 ) -> None:
     """The draft model sees text alone: penalised, guided and plain answers, preempted."""
+    (tmp_path / "model").mkdir()
     folder = write_vision_model(tmp_path / "model", "qwen3_vl")
     text = json.loads((folder / "config.json").read_text())["text_config"]
     (tmp_path / "draft").mkdir()
@@ -277,9 +279,13 @@ def test_no_token_about_images_differs_beside_a_draft_model(
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(folder / name, draft / name)
     params = [LOGGED, GUIDED, SEEDED, replace(GREEDY, n=2)]
-    options = {"page_size": PAGE, "num_pages": 40, "max_model_len": 40 * PAGE}
+    options: dict[str, Any] = {"page_size": PAGE, "num_pages": 40, "max_model_len": 40 * PAGE}
     found = []
-    for drafts in ({"speculative_tokens": 0}, {"draft_model": str(draft), "speculative_tokens": 4}):
+    each: tuple[dict[str, Any], ...] = (
+        {"speculative_tokens": 0},
+        {"draft_model": str(draft), "speculative_tokens": 4},
+    )
+    for drafts in each:
         with (
             always_drafting(),
             LLM(str(folder), disable_log_stats=True, **options, **drafts) as llm,

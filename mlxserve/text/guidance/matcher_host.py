@@ -19,7 +19,6 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from enum import IntEnum
-from itertools import zip_longest
 from typing import TYPE_CHECKING, TypeAlias
 
 import psutil
@@ -114,7 +113,8 @@ class MatcherHost:
         for number in forgotten:
             self._open.pop(number, None)
             self._seconds.pop(number, None)
-        for row, guessed in zip_longest(rows, likely, fillvalue=()):
+        for at, row in enumerate(rows):
+            guessed = likely[at] if likely else ()
             began = time.thread_time()
             outcome, result = self._advance(row)
             foreseen: list[int] = []
