@@ -232,13 +232,8 @@ def test_the_next_turn_is_drafted_from_cached_pages(plain: LLM, own: LLM) -> Non
     assert again.usage.cached_tokens == (len(turn[0]) - 1) // PAGE * PAGE
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        pytest.param("draft model", marks=pytest.mark.slow),
-        pytest.param("head", marks=pytest.mark.long),
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("source", ["draft model", "head"])
 def test_500_cached_tokens_are_drafted_after_as_computed_ones(source: str, tmp_path: Path) -> None:
     """As many are found as without drafts, and as many guesses after them are right, within 3 of 100."""
     drafts: dict[str, Any] = {"speculative_tokens": 3}

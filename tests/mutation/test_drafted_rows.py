@@ -21,11 +21,12 @@ from tests.model.drafting import test_guided_guesses
 from tests.mutation.bug import Bug
 from tests.scheduler import test_drafts_over_states
 from tests.scheduler.conftest import make_engine as make_engine
-from tests.text.guidance import test_matchers
+from tests.text.guidance import conftest, test_matchers
 
 pytestmark = pytest.mark.mutation
 
 hybrid = test_row_speeds.hybrid
+masks, tokenizer = test_matchers.masks, conftest.tokenizer
 
 _ACCEPTED = partial(
     test_states.test_the_step_after_a_draft_begins_where_it_was_accepted_up_to, accepted=(0, 2)
@@ -143,11 +144,11 @@ FOUND = {
         "copy.is_error()",
         test_matchers.test_no_forced_token_completes_its_grammar,
     ),
-    "foresee tokens that the grammar refuses": Bug(
+    "foresee only what a grammar forces": Bug(
         MatcherHost,
         "_foreseen",
-        "is_late or not copy.consume_token(token)",
-        "is_late or copy.consume_token(token) is None",
+        "(matcher.compute_ff_tokens() or list(guessed))",
+        "matcher.compute_ff_tokens()",
         test_matchers.test_likely_tokens_are_foreseen_as_far_as_the_grammar_allows_them,
     ),
     "keep guesses that a grammar refuses": Bug(
