@@ -15,18 +15,20 @@ from mlxserve.model.drafting.guided_guesses import REFUSED
 from mlxserve.model.state_groups import Group
 from mlxserve.model.states import StateStore
 from mlxserve.scheduler.balance import Balance
+from mlxserve.text.guidance.guide import AnswerGuide
 from mlxserve.text.guidance.matcher_host import MatcherHost
+from mlxserve.text.guidance.matchers import Matchers
 from tests.model import test_row_speeds, test_sampler, test_states
 from tests.model.drafting import test_guided_guesses
 from tests.mutation.bug import Bug
 from tests.scheduler import test_drafts_over_states
 from tests.scheduler.conftest import make_engine as make_engine
-from tests.text.guidance import conftest, test_matchers
+from tests.text.guidance import conftest, test_guide, test_matchers
 
 pytestmark = pytest.mark.mutation
 
 hybrid = test_row_speeds.hybrid
-masks, tokenizer = test_matchers.masks, conftest.tokenizer
+masks, tokenizer, grammars = test_matchers.masks, conftest.tokenizer, conftest.grammars
 
 _ACCEPTED = partial(
     test_states.test_the_step_after_a_draft_begins_where_it_was_accepted_up_to, accepted=(0, 2)
@@ -145,11 +147,18 @@ FOUND = {
         test_matchers.test_no_forced_token_completes_its_grammar,
     ),
     "foresee only what a grammar forces": Bug(
-        MatcherHost,
-        "_foreseen",
-        "(matcher.compute_ff_tokens() or list(guessed))",
-        "matcher.compute_ff_tokens()",
+        Matchers,
+        "_send",
+        "[list(matcher.likely) for matcher in chosen]",
+        "[[] for _ in chosen]",
         test_matchers.test_likely_tokens_are_foreseen_as_far_as_the_grammar_allows_them,
+    ),
+    "draft beyond the marker of a call": Bug(
+        AnswerGuide,
+        "walk",
+        "if not self.is_free:",
+        "if False:",
+        test_guide.test_likely_tokens_have_masks_where_no_grammar_is_followed_yet,
     ),
     "keep guesses that a grammar refuses": Bug(
         test_guided_guesses,
