@@ -188,7 +188,8 @@ def representative(texts: Sequence[KernelText]) -> list[KernelText]:
 
 
 def _has(text: KernelText, name: str, value: object) -> bool:
-    return dict(text.template).get(name) == value
+    found = dict(text.template).get(name)
+    return type(found) is type(value) and found == value
 
 
 def _keep(chosen: dict[str, KernelText], candidates: list[KernelText]) -> None:
