@@ -63,8 +63,7 @@ def test_the_weights_of_a_draft_model_are_counted_where_it_reads_them() -> None:
             included_passes(MACHINES["M5 Max"], 5, draft_model=folder, call=call)
             for call in (0.0, IN_4_BITS)
         )
-        assert free < counted <= 0.75
-        assert included_passes(MACHINES["M1 Max"], 5, draft_model=folder, call=IN_4_BITS) <= 1.0
+        assert free < counted <= 0.7
 
 
 def test_a_table_of_rows_is_that_of_the_machine_at_the_sizes_that_are_measured() -> None:
