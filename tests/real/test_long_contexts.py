@@ -7,6 +7,7 @@ in 8 bits. The text is the help of Python itself, which no prompt of the other t
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from itertools import takewhile
 from pathlib import Path
 from pydoc_data.topics import topics
@@ -23,30 +24,43 @@ from tests.real.record import MlxLm
 TEXT = "\n\n".join(topics[name] for name in sorted(topics))
 LAST = 1_024  # tokens at the end whose probabilities are compared
 CLEAR = 0.1  # by how many logits mlx-lm's choice was ahead
+Compare = Callable[[str, int, list[int]], None]
 GREEDY = SamplingParams(max_tokens=NUM_TOKENS, temperature=0, ignore_eos=True)
 
 
-def compare(file: str, num_tokens: int, *, begin: list[int]) -> None:
-    """Compare the engine with mlx-lm after `num_tokens` of the text, which begins with `begin`."""
-    reference = MlxLm(file)
+def text_of(reference: MlxLm, num_tokens: int, begin: list[int]) -> list[int]:
     ids = (begin + reference.encode(TEXT))[:num_tokens]
     assert len(ids) == num_tokens
+    return ids
+
+
+def compare_perplexity(file: str, num_tokens: int, begin: list[int]) -> None:
+    """Of the last tokens after `num_tokens` of the text, which begins with `begin`."""
+    reference = MlxLm(file)
+    ids = text_of(reference, num_tokens, begin)
     expected = math.exp(-sum(reference.log_likelihoods(ids, LAST)) / LAST)
     assert 2 < expected < 100, "a text that the model understands, and does not know by heart"
-    tokens, leads = reference.greedy(ids, NUM_TOKENS)
-    clear = [t for t, _ in takewhile(lambda each: each[1] > CLEAR, zip(tokens, leads, strict=True))]
-    assert len(clear) > 3
     del reference
     found = {}
     for dtype in ("auto", "q8"):
         part = build_part(config_of(file, dtype, num_tokens), find_model(file), None)
         found[dtype] = math.exp(predict(part, ids).losses[-LAST:].mean())
         del part
-    print(f"perplexity {expected:.4f} by mlx-lm, {found}; {len(clear)} clear tokens")
     assert found["auto"] == pytest.approx(expected, rel=0.002)
     assert found["q8"] == pytest.approx(found["auto"], rel=0.01)
-    for dtype, options in (("auto", {}), ("q8", {"kv_cache_dtype": "q8"})):
-        with LLM(file, num_pages=600, page_size=32, disable_log_stats=True, **options) as llm:
+
+
+def compare_greedy(file: str, num_tokens: int, begin: list[int]) -> None:
+    """The tokens after the text, also from the cache, as far as mlx-lm's choices are clear."""
+    reference = MlxLm(file)
+    ids = text_of(reference, num_tokens, begin)
+    tokens, leads = reference.greedy(ids, NUM_TOKENS)
+    clear = [t for t, _ in takewhile(lambda each: each[1] > CLEAR, zip(tokens, leads, strict=True))]
+    assert len(clear) > 3
+    del reference
+    for dtype in ("auto", "q8"):
+        options = {"num_pages": 600, "page_size": 32, "kv_cache_dtype": dtype}
+        with LLM(file, disable_log_stats=True, **options) as llm:
             for is_cached in (False, True):
                 [output] = llm.generate([ids], GREEDY, use_tqdm=False)
                 assert list(output.token_ids[: len(clear)]) == clear, dtype
@@ -55,10 +69,12 @@ def compare(file: str, num_tokens: int, *, begin: list[int]) -> None:
 
 
 @pytest.mark.long
-def test_smollm2_after_8000_tokens(smollm2: Path) -> None:
-    compare(str(smollm2), 8_000, begin=[])
+@pytest.mark.parametrize("compare", [compare_perplexity, compare_greedy])
+def test_smollm2_after_8000_tokens(compare: Compare, smollm2: Path) -> None:
+    compare(str(smollm2), 8_000, [])
 
 
 @pytest.mark.real
-def test_gemma_after_16000_tokens(gemma: str) -> None:
-    compare(gemma, 16_000, begin=[2])
+@pytest.mark.parametrize("compare", [compare_perplexity, compare_greedy])
+def test_gemma_after_16000_tokens(compare: Compare, gemma: str) -> None:
+    compare(gemma, 16_000, [2])
