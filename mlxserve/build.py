@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from mlxserve.cache.hashing import root
 from mlxserve.cache.kinds.kind import EndKind
@@ -26,9 +27,17 @@ from mlxserve.core.config import EngineConfig, PreemptionMode
 from mlxserve.core.errors import InvalidConfig
 from mlxserve.disk.folder import default_bytes
 from mlxserve.disk.folder import disk_folder as folder_of
+from mlxserve.disk.rank_records import Memory, RankRecords, Wakeups
+from mlxserve.disk.rank_tier import RankDisks, RankDiskTier, RankTier
 from mlxserve.disk.tier import UNLIMITED, DiskTier, Tier
 from mlxserve.engine.async_engine import AsyncEngine
-from mlxserve.engine.disk_cache import DiskCache, page_records, state_records, window_records
+from mlxserve.engine.disk_cache import (
+    DiskCache,
+    RecordKind,
+    page_records,
+    state_records,
+    window_records,
+)
 from mlxserve.engine.engine import Engine
 from mlxserve.engine.memory import MemoryWatch
 from mlxserve.engine.step_time_model import StepTimeModel
@@ -63,6 +72,8 @@ if TYPE_CHECKING:
     from mlxserve.disk.record import Records
 
 log = logging.getLogger("mlxserve.build")
+
+TierT = TypeVar("TierT", bound=Tier)
 
 _INDEX_SECONDS = 1.0  # time to list the disk; the rest is listed while the engine runs
 
@@ -224,7 +235,7 @@ def build_engine(
     assert config.num_pages is not None
     times = timed_rows(config, part)
     pace = pace or _pace(config, loaded, part.step, times)
-    disk = _disk(config, files, part, pace)
+    disk = _disk(config, files, part, pace, workers)
     drafts = _drafts(config, part, times)
     # Late: an address that was bound stays so if what follows fails.
     events = _events(config, files, disk)
@@ -366,34 +377,111 @@ def _pace(
 
 
 def _disk(
-    config: EngineConfig, files: ModelFiles, part: EnginePart, pace: StepTimeModel
+    config: EngineConfig,
+    files: ModelFiles,
+    part: EnginePart,
+    pace: StepTimeModel,
+    workers: Workers | None = None,
 ) -> DiskCache | None:
     """Open the disk cache and the page store; None if there is neither."""
     if not config.scheduler.enable_prefix_caching:
         return None
-    kinds = [page_records(part.page_size_on_disk)]
-    if part.group is not None and part.windows is not None:
-        kinds.append(window_records(part.windows.kv.nbytes_of(1)))
-    if part.loaded.has_states:
-        kinds.append(state_records(part.loaded.state_nbytes))
-    sizes = {kind.unit_bytes for kind in kinds}
-    # Before the threads start: it refuses a wrong address.
-    records = _store_records(config, files, part, sizes)
-    disk = _disk_tier(config, files, part, sizes)
-    store = None
-    if records is not None:
-        daily = int(config.page_store_daily_writes * (1 << 30))
-        store = Tier(records, limit=UNLIMITED, daily_writes=daily)
+    disks = None
+    if workers is not None:
+        disks = RankDisks(workers.ranks, workers.tell_disks)
+        workers.listen_to_disks(disks.receive)
+    disk, store = _open_tiers(config, files, part, disks)
     if disk is None and store is None:
         return None
     for tier in (disk, store):
         if tier is not None:
             tier.flush(_INDEX_SECONDS)
-    return DiskCache(disk, pace, kinds, page_size=config.page_size, store=store)
+    kinds = _record_kinds(part)
+    return DiskCache(disk, pace, kinds, page_size=config.page_size, store=store, others=disks)
+
+
+def open_rank_records(
+    config: EngineConfig,
+    files: ModelFiles,
+    part: EnginePart,
+    memory: Memory,
+    send: Callable[[bytes], None],
+    call_soon: Callable[[Callable[[], None]], None],
+) -> RankRecords | None:
+    """Open the tiers of another rank than 0; None if there are none.
+
+    memory: the rank's units
+    send: sends a message about records to rank 0
+    call_soon: calls a function on this thread, from any thread
+    """
+    if not config.scheduler.enable_prefix_caching:
+        return None
+    wakeups = Wakeups(call_soon)
+    opened = _open_tiers(config, files, part, notify=wakeups.notify)
+    tiers = {number: tier for number, tier in enumerate(opened) if tier is not None}
+    if not tiers:
+        return None
+    max_bytes = max(kind.unit_bytes for kind in _record_kinds(part))
+    return RankRecords(tiers, memory, send, wakeups, max_bytes=max_bytes)
+
+
+def _record_kinds(part: EnginePart) -> list[RecordKind]:
+    kinds = [page_records(part.page_size_on_disk)]
+    if part.group is not None and part.windows is not None:
+        kinds.append(window_records(part.windows.kv.nbytes_of(1)))
+    if part.loaded.has_states:
+        kinds.append(state_records(part.loaded.state_nbytes))
+    return kinds
+
+
+def _open_tiers(
+    config: EngineConfig,
+    files: ModelFiles,
+    part: EnginePart,
+    disks: RankDisks | None = None,
+    notify: Callable[[], None] | None = None,
+) -> tuple[DiskTier | None, Tier | None]:
+    """Open (disk cache, page store), each of which is None if a rank has none.
+
+    disks: those of the other ranks, on rank 0
+    notify: as in `Tier`
+    """
+    sizes = {kind.unit_bytes for kind in _record_kinds(part)}
+    # Before the threads start: it refuses a wrong address.
+    records = _store_records(config, files, part, sizes)
+    disk = _disk_tier(config, files, part, sizes, disks, notify)
+    store = None
+    if records is not None:
+        daily = int(config.page_store_daily_writes * (1 << 30))
+        make_store = Tier if disks is None else partial(RankTier, disks, 1)
+        store = make_store(records, limit=UNLIMITED, daily_writes=daily, notify=notify)
+    if part.loaded.group is None:
+        return disk, store
+    everywhere = [
+        min(each) for each in zip(*part.loaded.group.all_of([bool(disk), bool(store)]), strict=True)
+    ]
+    return (
+        _if_everywhere(disk, "disk cache", everywhere[0]),
+        _if_everywhere(store, "page store", everywhere[1]),
+    )
+
+
+def _if_everywhere(tier: TierT | None, name: str, is_everywhere: int) -> TierT | None:
+    """Return the tier if every rank has its own; else close it, with a warning."""
+    if tier is not None and not is_everywhere:
+        log.warning("Nothing is kept in the %s: a rank has none", name)
+        tier.close(0.0)
+        return None
+    return tier
 
 
 def _disk_tier(
-    config: EngineConfig, files: ModelFiles, part: EnginePart, sizes: set[int]
+    config: EngineConfig,
+    files: ModelFiles,
+    part: EnginePart,
+    sizes: set[int],
+    disks: RankDisks | None,
+    notify: Callable[[], None] | None,
 ) -> DiskTier | None:
     """Open the disk cache; None if it is off, or the default folder cannot be used."""
     is_swap = config.scheduler.preemption_mode is PreemptionMode.SWAP
@@ -406,13 +494,15 @@ def _disk_tier(
         return None
     daily = config.disk_cache_daily_writes
     try:
-        return DiskTier(
+        make_disk = DiskTier if disks is None else partial(RankDiskTier, disks, 0)
+        return make_disk(
             folder,
             identity=_identity(files, part),
             model=files.name,
             limit=limit,
             daily_writes=10 * limit if daily is None else int(daily * (1 << 30)),
             payload_sizes=sizes,
+            notify=notify,
         )
     except InvalidConfig as error:
         if config.disk_cache_dir or is_swap:
@@ -457,6 +547,8 @@ def _identity(files: ModelFiles, part: EnginePart) -> bytes:
         layout += f"/{specs}"
     if part.draft_pages is not None and part.draft_files is not None:
         layout += f"/drafted by {part.draft_files.fingerprint}/{_layout(part.draft_pages.kv)}"
+    if (ranks := part.loaded.group) is not None:
+        layout += f"/part {ranks.rank} of {ranks.size} by {ranks.split}"
     return blake2b(layout.encode(), digest_size=16).digest()
 
 

@@ -281,6 +281,6 @@ def test_adapters_are_given_by_name_and_folder() -> None:
             LLM(adapter=given)
 
 
-def test_ranks_have_no_adapters() -> None:
-    with pytest.raises(InvalidConfig, match="adapter works with one rank only"):
+def test_ranks_by_heads_have_no_adapters() -> None:
+    with pytest.raises(InvalidConfig, match="adapter does not work with tensor_parallel_size"):
         LLM(adapter=("a=b",), tensor_parallel_size=2)

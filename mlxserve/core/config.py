@@ -736,27 +736,11 @@ class EngineConfig(Options):
                 "groups cannot be divided. Choose one of them.",
                 option="pipeline_parallel_size",
             )
-        if self.adapter:
+        if self.adapter and self.tensor_parallel_size > 1:
             raise InvalidConfig(
-                "adapter works with one rank only, because each rank has a part of every layer. Leave it "
-                "out, or make a model of the adapter with `mlx_lm.fuse`.",
+                "adapter does not work with tensor_parallel_size, by which each rank has a part of every layer. "
+                "Use pipeline_parallel_size, leave it out, or make a model of the adapter with `mlx_lm.fuse`.",
                 option="adapter",
-            )
-        if self.disk_cache_size:
-            raise InvalidConfig(
-                "disk_cache_size works with one rank only, because each rank has a part of every "
-                "page. Leave it out, or set it to 0.",
-                option="disk_cache_size",
-            )
-        if self.page_store is not None:
-            raise InvalidConfig(
-                "page_store works with one rank only, because each rank has a part of every page. Leave it out.",
-                option="page_store",
-            )
-        if self.scheduler.preemption_mode is PreemptionMode.SWAP:
-            raise InvalidConfig(
-                "preemption_mode=swap works with one rank only. Choose preemption_mode=recompute.",
-                option="preemption_mode",
             )
 
     @property

@@ -138,13 +138,19 @@ class DiskThread:
     """The worker of one DiskTier; `run` is its thread's target."""
 
     def __init__(
-        self, files: Records, limit: int, clock: Callable[[], float], today: Callable[[], str]
+        self,
+        files: Records,
+        limit: int,
+        clock: Callable[[], float],
+        today: Callable[[], str],
+        notify: Callable[[], None] | None = None,
     ) -> None:
-        """Raises OSError if the folder cannot be created or written to."""
+        """Raises OSError if the folder cannot be created or written to. `notify`: as in `Tier`."""
         files.prepare()
         self.messages: SimpleQueue[Message] = SimpleQueue()
         self.events: SimpleQueue[DiskAnswer | DiskNews | None] = SimpleQueue()  # None at the end
         self.began: float | None = None  # the operation that is under way
+        self._notify = notify
         self._files, self._limit, self._clock, self._today = files, limit, clock, today
         self._index = DiskIndex()
         self._num_messages = 0
@@ -179,7 +185,7 @@ class DiskThread:
             message = "The %s has failed; nothing is kept %s from now on"
             log.exception(message, words.name, words.where)
         finally:
-            self.events.put(None)
+            self._say(None)
             self._files.close()
 
     def found(self, name: bytes, size: int, /) -> None:
@@ -189,6 +195,11 @@ class DiskThread:
     def list_again(self) -> None:
         """List all records, of which some may have come or gone unnoticed. For any thread."""
         self.messages.put(Found())
+
+    def _say(self, event: DiskAnswer | DiskNews | None) -> None:
+        self.events.put(event)
+        if self._notify is not None:
+            self._notify()
 
     def _operate(self) -> None:
         while (operate := self._receive()) is not None:
@@ -207,7 +218,7 @@ class DiskThread:
             raise fault
         log.error("A fault in the %s; it begins again", self._files.wording.name, exc_info=fault)
         for load in self._loads:
-            self.events.put(DiskAnswer(load.ticket, ()))
+            self._say(DiskAnswer(load.ticket, ()))
         dropped = tuple(self._saves)
         for queue in (self._loads, self._payloads, self._saves, self._touches):
             queue.clear()
@@ -302,12 +313,12 @@ class DiskThread:
         coldest = index.coldest()
         used = None if coldest is None else coldest.used
         is_out = self._files.is_out
-        self.events.put(DiskNews(*news, used, tuple(dropped), error, is_out))
+        self._say(DiskNews(*news, used, tuple(dropped), error, is_out))
 
     def _refuse(self) -> None:
         """Answer loads with what was read, and drop records, as no record can be reached."""
         for load in self._loads:
-            self.events.put(DiskAnswer(load.ticket, tuple(self._payloads)))
+            self._say(DiskAnswer(load.ticket, tuple(self._payloads)))
             self._payloads.clear()
         dropped = tuple(self._saves)
         for queue in (self._loads, self._saves, self._touches):
@@ -324,7 +335,7 @@ class DiskThread:
             answer = DiskAnswer(load.ticket, tuple(self._payloads))
             self._use.num_read += len(self._payloads)
             self._tell()
-            self.events.put(answer)
+            self._say(answer)
             self._loads.popleft()
             self._payloads.clear()
 

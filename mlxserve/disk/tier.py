@@ -26,6 +26,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from enum import IntEnum
 from itertools import takewhile
+from math import inf
 from pathlib import Path
 from queue import Empty
 
@@ -84,16 +85,18 @@ class Tier:
         daily_writes: int,
         clock: Callable[[], float] = RUNNING.now,
         today: Callable[[], str] = today_utc,
+        notify: Callable[[], None] | None = None,
     ) -> None:
         """Open the tier.
 
         records: access to them, by this tier alone
         limit: most bytes of all records, of all identities
         daily_writes: most bytes written in a day (UTC), by all processes
+        notify: called on another thread when there is something new to `poll`
 
         Raises OSError if the records' place cannot be made or written to.
         """
-        self._disk = DiskThread(records, limit, clock, today)
+        self._disk = DiskThread(records, limit, clock, today, notify)
         self._words = records.wording
         self.limit = limit
         self._clock = clock
@@ -134,6 +137,21 @@ class Tier:
         return self._works() and name in self._names
 
     @property
+    def names(self) -> frozenset[bytes]:
+        """Names of the records that exist, as far as is known."""
+        return frozenset(self._names)
+
+    @property
+    def is_out(self) -> bool:
+        """True while no record can be read or written."""
+        return not self._works()
+
+    @property
+    def is_idle(self) -> bool:
+        """True if nothing is left to be done of what was asked, or it cannot be done now."""
+        return self._has_done_all()
+
+    @property
     def accepts(self) -> bool:
         """True unless `save` refuses every record now."""
         return self._state() is DiskState.WORKS and not self._is_closed
@@ -143,11 +161,18 @@ class Tier:
 
         That is, it fits or there are colder ones.
         """
+        return self.coldest_kept(num_bytes) < used
+
+    def coldest_kept(self, num_bytes: int) -> float:
+        """Return the time before which a record of `num_bytes` must not have been used last to be kept.
+
+        That is -inf if it fits, and inf if nothing could make room for it.
+        """
         self._take_all()
         news, size = self._news, num_bytes + HEADER_SIZE
         if news.use.total_bytes + self._writes.num_bytes + size <= news.use.limit:
-            return True
-        return news.coldest is not None and news.coldest < used
+            return -inf
+        return inf if news.coldest is None else news.coldest
 
     def save(
         self, records: Sequence[tuple[bytes, bytes]], used: Sequence[float] | None = None
@@ -193,12 +218,7 @@ class Tier:
 
     def flush(self, seconds: float) -> bool:
         """Wait until the index is complete and all accepted records are written or dropped."""
-
-        def is_done() -> bool:
-            works, news = self._works(), self._news
-            return not works or (news.is_idle and news.num_messages == self._num_messages)
-
-        return self._wait_for(is_done, seconds)
+        return self._wait_for(self._has_done_all, seconds)
 
     def delete(self, names: Sequence[bytes]) -> int:
         """Forget these records, delete their files soon, and return how many existed."""
@@ -236,6 +256,10 @@ class Tier:
         self._thread.join(1.0)
         if self._thread.is_alive():
             log.warning("%s does not answer; some pages may not be written.", self._words.subject)
+
+    def _has_done_all(self) -> bool:
+        works, news = self._works(), self._news
+        return not works or (news.is_idle and news.num_messages == self._num_messages)
 
     def _send(self, message: Message) -> None:
         self._disk.messages.put(message)
@@ -317,6 +341,7 @@ class DiskTier(Tier):
         files: DiskFiles | None = None,
         clock: Callable[[], float] = RUNNING.now,
         today: Callable[[], str] = today_utc,
+        notify: Callable[[], None] | None = None,
     ) -> None:
         """Open the tier.
 
@@ -330,7 +355,12 @@ class DiskTier(Tier):
         files = files or DiskFiles(base, identity, model, payload_sizes)
         try:
             super().__init__(
-                files, limit=limit, daily_writes=daily_writes, clock=clock, today=today
+                files,
+                limit=limit,
+                daily_writes=daily_writes,
+                clock=clock,
+                today=today,
+                notify=notify,
             )
         except OSError as error:
             raise InvalidConfig(

@@ -16,6 +16,7 @@ from itertools import chain
 
 from mlxserve.cache.kinds.kind import Uses
 from mlxserve.disk.loads import DiskAnswer
+from mlxserve.disk.rank_tier import RankDisks
 from mlxserve.disk.tier import DiskTier, Tier
 from mlxserve.disk.tiers import Tiers
 from mlxserve.disk.unwritten import Unwritten
@@ -70,17 +71,20 @@ class DiskCache:
         *,
         page_size: int,
         store: Tier | None = None,
+        others: RankDisks | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """Keep units on disk, in a store that other servers share, or in both.
 
         kinds: full pages of `page_size` tokens first, then the other kinds
+        others: disks of other ranks, which have their parts of each unit
         clock: seconds since 1970
         """
         assert disk is not None or store is not None, "units are kept somewhere"
         self.disk = disk
         self.store = store
         self.tier = _together(disk, store)
+        self._others = others
         self._pace = pace
         self.kinds = {kind.name: kind for kind in kinds}
         self._page_size = page_size
@@ -140,14 +144,22 @@ class DiskCache:
             num_deleted.append(self.tier.delete(list(map(kind.record, hashes))))
         return num_deleted[0]
 
-    def save(self, records: Sequence[tuple[bytes, bytes]]) -> int:
-        """Save units with `DiskTier.save`, passing the time of each one's last use."""
+    def save(self, kind: str, units: Sequence[tuple[bytes, int]], payloads: Sequence[bytes]) -> int:
+        """Save (hash, unit) with `DiskTier.save`, passing the time of each one's last use."""
+        names = [self.kinds[kind].record(hash_) for hash_, _ in units]
+        if self._others is not None:
+            self._others.stage(kind, names, [unit for _, unit in units])
         now, kinds = self._clock(), list(chain.from_iterable(self._unwritten.values()))
         times = [
             next((time for kind in kinds if (time := kind.time(name)) is not None), now)
-            for name, _ in records
+            for name in names
         ]
-        return self.tier.save(records, times)
+        return self.tier.save(list(zip(names, payloads, strict=True)), times)
+
+    def writing(self, kind: str, hashes: Sequence[bytes], units: Sequence[int]) -> None:
+        """Loaded units are about to be written into memory; other ranks do the same with theirs."""
+        if self._others is not None:
+            self._others.write(kind, list(map(self.kinds[kind].record, hashes)), units)
 
     def num_leading(self, hashes: Sequence[bytes], /) -> int:
         """Number of leading pages that are on disk, or in the store while reading from it pays."""

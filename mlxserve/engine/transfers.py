@@ -151,8 +151,7 @@ class Transfers:
     def _num_taken(self, disk: DiskCache, kind: str, units: Sequence[tuple[bytes, int]]) -> int:
         """Write units, and return how many leading ones the disk accepts."""
         payloads = self._runner.read(kind, [unit for _, unit in units])
-        names = map(disk.kinds[kind].record, _hashes(units))
-        return disk.save(list(zip(names, payloads, strict=True)))
+        return disk.save(kind, units, payloads)
 
     def _is_left_alone(self) -> bool:
         return self._clock() < self._write_after
@@ -221,7 +220,7 @@ class Transfers:
         for answer in disk.poll():
             pending = self._pending.pop(answer.ticket, None)
             if pending is not None and pending.load.is_wanted:
-                self._finish(pending.load, answer.payloads, answer.from_store)
+                self._finish(disk, pending.load, answer.payloads, answer.from_store)
         now = self._clock()
         for ticket in [name for name, pending in self._pending.items() if pending.deadline < now]:
             load = self._pending.pop(ticket).load
@@ -232,15 +231,20 @@ class Transfers:
                     load.num_saved,
                     load.request.id,
                 )
-                self._finish(load, ())
+                self._finish(disk, load, ())
 
     def _finish(
-        self, load: Load, payloads: Sequence[bytes], from_store: Sequence[bool] = ()
+        self,
+        disk: DiskCache,
+        load: Load,
+        payloads: Sequence[bytes],
+        from_store: Sequence[bool] = (),
     ) -> None:
         """Write a load's payloads: those of its pages, and then perhaps of the other kinds."""
         pages, others = payloads[: len(load.pages)], payloads[len(load.pages) :]
         if pages:
-            self._runner.write(self._moves.kinds[0].name, load.pages[: len(pages)], pages)
+            read = list(zip(load.run.hashes, load.pages, strict=False))[: len(pages)]
+            self._fill(disk, self._moves.kinds[0].name, read, pages)
         has_ends = load.is_last and len(pages) == len(load.pages)
         has_ends = has_ends and len(others) == sum(map(len, load.ends))
         first = 0
@@ -248,9 +252,21 @@ class Transfers:
             payloads = others[first : first + len(units)]
             first += len(units)
             if units:
-                self._runner.write(end.name, [unit for _, unit in units], payloads)
+                self._fill(disk, end.name, units, payloads)
         num_from_store = sum(from_store[: len(pages)])
         self._moves.finish_load(load, len(pages), has_ends=has_ends, num_from_store=num_from_store)
+
+    def _fill(
+        self,
+        disk: DiskCache,
+        kind: str,
+        units: Sequence[tuple[bytes, int]],
+        payloads: Sequence[bytes],
+    ) -> None:
+        """Write payloads into units of memory."""
+        numbers = [unit for _, unit in units]
+        disk.writing(kind, _hashes(units), numbers)
+        self._runner.write(kind, numbers, payloads)
 
 
 def _hashes(units: Sequence[tuple[bytes, int]] | Units) -> list[bytes]:

@@ -133,14 +133,21 @@ class AdaptedEmbedding(nn.Module):  # type: ignore[misc]
         b: mx.array,
         rows: AdapterRows,
         selector: RowSelector,
+        *,
+        has_head: bool,
     ) -> None:
-        """Wrap an embedding; a: (adapters, tokens, rank), b: (adapters, rank, size)."""
+        """Wrap an embedding.
+
+        a: (adapters, tokens, rank), b: (adapters, rank, size)
+        has_head: False on a rank that computes no logits
+        """
         super().__init__()
         self.embedding = embedding
         self.lora_a = a
         self.lora_b = b
         self._rows = rows
         self._selector = selector
+        self._has_head = has_head
 
     def __call__(self, ids: mx.array) -> mx.array:
         y: mx.array = self.embedding(ids)
@@ -157,6 +164,9 @@ class AdaptedEmbedding(nn.Module):  # type: ignore[misc]
 
     def as_linear(self, hidden: mx.array) -> mx.array:
         """Compute the logits of the selected rows."""
+        if not self._has_head:
+            nothing: mx.array = self.embedding.as_linear(hidden)
+            return nothing
         hidden = self._selector.select(hidden)
         # Not that of the object, which selects as well (`paged.select_rows`).
         y: mx.array = type(self.embedding).as_linear(self.embedding, hidden)

@@ -32,6 +32,9 @@ from mlxserve.model.adapted_layers import (
     RowAdapters,
 )
 from mlxserve.model.paged import RowSelector, SelectedRowsHead
+from mlxserve.model.rank_group import RankGroup
+from mlxserve.model.split_by_heads import NoHead
+from mlxserve.model.split_by_layers import NoEmbedding, places_of
 from mlxserve.request import Chunk
 
 Matrices = tuple[mx.array, mx.array]  # lora_a and lora_b of a layer, as they are stored
@@ -66,7 +69,7 @@ class Adapters:
 
     def applied(self, model: nn.Module, number: int) -> AppliedAdapter:
         """Return the model with one adapter for all rows."""
-        return AppliedAdapter(model, self.rows, self._of([number]))
+        return AppliedAdapter(model, self.rows, self._of([number]), number)
 
     def _of(self, numbers: Sequence[int | None]) -> RowAdapters:
         index = np.array([number or 0 for number in numbers], np.int32)
@@ -77,7 +80,10 @@ class Adapters:
 class AppliedAdapter:
     """A model with one adapter, for callers that pass whole texts."""
 
-    def __init__(self, model: nn.Module, rows: AdapterRows, chosen: RowAdapters) -> None:
+    def __init__(
+        self, model: nn.Module, rows: AdapterRows, chosen: RowAdapters, number: int
+    ) -> None:
+        self.adapter_number = number
         self._model = model
         self._rows = rows
         self._chosen = chosen
@@ -98,27 +104,33 @@ def attach(
     name: str,
     adapters: Sequence[AdapterFiles],
     dtype: mx.Dtype,
+    group: RankGroup | None = None,
 ) -> Adapters:
     """Attach adapters to the layers of a prepared `model` called `name`, and evaluate them.
 
-    They keep the dtype of their files, as mlx-lm computes them, but beside a float32 model they are
+    Of a `group` of ranks by layers each has those of its own layers. They keep the dtype of their files, as mlx-lm computes them, but beside a float32 model they are
     float32. Raises UnsupportedModel for one that does not belong to this model.
     """
     rows = AdapterRows(selector)
     weights = [_read(adapter, is_float32=dtype == mx.float32) for adapter in adapters]
     modules = dict(model.named_modules())
+    places, elsewhere = places_of(model)
+    known = {path: modules[place] for path, place in places.items()} | elsewhere
+    has_head = group is None or group.is_lead
     changed: dict[str, nn.Module] = {}
     for path in dict.fromkeys(path for each in weights for path in each):
         pairs = [each.get(path) for each in weights]
         for adapter, pair in zip(adapters, pairs, strict=True):
             if pair is not None:
-                _check(adapter.name, name, path, modules, pair)
-        changed[path] = _adapted(modules[path], *_stacked(pairs), selector, rows)
-    experts = {path.rpartition(".")[0] for path in changed if isinstance(modules[path], _SWITCH)}
+                _check(adapter.name, name, path, known, pair)
+        if path not in elsewhere and not _has_no_weights(known[path]):
+            module = _adapted(known[path], *_stacked(pairs), selector, rows, has_head=has_head)
+            changed[path] = module
+    experts = {path.rpartition(".")[0] for path in changed if isinstance(known[path], _SWITCH)}
     for path, module in changed.items():
-        _put(model, path, module)
+        _put(model, places[path], module)
     for path in experts:
-        _put(model, path, AdaptedExperts(modules[path], rows))
+        _put(model, places[path], AdaptedExperts(known[path], rows))
     mx.eval(model.parameters())
     return Adapters(
         tuple(adapter.name for adapter in adapters),
@@ -154,6 +166,8 @@ def _check(
     """Raises UnsupportedModel for matrices that do not fit this layer."""
     module = modules.get(path)
     layer = module.head if isinstance(module, SelectedRowsHead) else module
+    if layer is not None and _has_no_weights(layer):
+        return  # the rank that has them checks it
     sizes = _sizes(layer)
     if isinstance(layer, _SWITCH):
         parent = modules.get(path.rpartition(".")[0])
@@ -170,6 +184,12 @@ def _check(
             f"The adapter {adapter} was trained from another model than {name}: the sizes of {path[:100]} "
             f"are {(*a.shape[:-1], b.shape[-1])}, and not {sizes}."
         )
+
+
+def _has_no_weights(layer: nn.Module) -> bool:
+    """True for a head or an embedding that another rank has."""
+    layer = layer.head if isinstance(layer, SelectedRowsHead) else layer
+    return isinstance(layer, (NoHead, NoEmbedding))
 
 
 def _sizes(layer: nn.Module | None) -> tuple[int, ...] | None:
@@ -212,13 +232,20 @@ def _in_rank(pair: Matrices, rank: int) -> Matrices:
 
 
 def _adapted(
-    layer: nn.Module, a: mx.array, b: mx.array, selector: RowSelector, rows: AdapterRows
+    layer: nn.Module,
+    a: mx.array,
+    b: mx.array,
+    selector: RowSelector,
+    rows: AdapterRows,
+    *,
+    has_head: bool,
 ) -> nn.Module:
+    """Return the layer with adapters. `has_head`: False on a rank that computes no logits."""
     if isinstance(layer, SelectedRowsHead):
         head = AdaptedLinear(layer.head, a, b, rows, is_head=True)
         return SelectedRowsHead(head, selector)
     if isinstance(layer, _EMBEDDING):
-        return AdaptedEmbedding(layer, a, b, rows, selector)
+        return AdaptedEmbedding(layer, a, b, rows, selector, has_head=has_head)
     if isinstance(layer, _SWITCH):
         return AdaptedSwitchLinear(layer, a, b, rows)
     return AdaptedLinear(layer, a, b, rows, is_head=False)

@@ -17,6 +17,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from metal_kernels.reading import DeviceError
 from mlxserve.core.errors import InvalidRequest
+from mlxserve.model.adapters import AppliedAdapter
 from mlxserve.model.workers import Workers
 
 _MODEL_ERRORS = (ValueError, TypeError, AttributeError, LookupError, RuntimeError)
@@ -52,7 +53,8 @@ class DenseText(TextWork[Result]):
         self._token_ids = token_ids
         self._cache: list[Any] = make_prompt_cache(model)
         self._workers = workers
-        self._number = 0 if workers is None else workers.begin_text()
+        adapter = model.adapter_number if isinstance(model, AppliedAdapter) else None
+        self._number = 0 if workers is None else workers.begin_text(adapter)
 
     def advance(self, num_tokens: int) -> Result | None:
         end = min(self.num_done + num_tokens, len(self._token_ids))

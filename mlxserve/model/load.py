@@ -178,7 +178,7 @@ class LoadedModel:
 
     def with_adapters(self, folders: Sequence[AdapterFiles]) -> LoadedModel:
         """Return the model after attaching adapters to its layers. Raises UnsupportedModel."""
-        adapters = attach(self.model, self.selector, self.name, folders, self.dtype)
+        adapters = attach(self.model, self.selector, self.name, folders, self.dtype, self.group)
         return replace(self, adapters=adapters)
 
     def _stored(self, *, is_quantised: bool) -> LoadedModel:

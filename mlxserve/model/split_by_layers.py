@@ -192,6 +192,31 @@ def parts(count: int, size: int) -> list[range]:
     return [range(end - length, end) for end, length in zip(ends, lengths, strict=True)]
 
 
+def places_of(model: nn.Module) -> tuple[dict[str, str], dict[str, nn.Module]]:
+    """Return (paths here, modules of other ranks), both by the paths in the undivided model."""
+    here: dict[str, str] = {}
+    elsewhere: dict[str, nn.Module] = {}
+    stages = []
+    for path, module in model.named_modules():
+        if isinstance(module, RemoteLayer):
+            inner = module["_layer"].named_modules()
+            elsewhere.update({f"{path}.{name}" if name else path: each for name, each in inner})
+            continue
+        if isinstance(module, Stage):
+            stages.append(path)
+        here[_in_whole(path, stages)] = path
+        if isinstance(module, NoEmbedding):
+            elsewhere[path] = module
+    return here, elsewhere
+
+
+def _in_whole(path: str, stages: Sequence[str]) -> str:
+    for stage in stages:
+        if path.startswith(f"{stage}.layer.") or path == f"{stage}.layer":
+            return stage + path.removeprefix(f"{stage}.layer")
+    return path
+
+
 def is_remote(cache: Any) -> bool:
     """True if a dense cache belongs to another rank's layer."""
     return hasattr(cache, _MARK)

@@ -5,7 +5,7 @@ A protocol, because `mlxserve/ranks/` builds engines and so lies above them: its
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
 import mlx.core as mx
@@ -56,8 +56,18 @@ class Workers(Protocol):
 
     def drop_states(self, snapshots: Sequence[int], requests: Iterable[int]) -> None: ...
 
-    def begin_text(self) -> int:
-        """Number a text to embed."""
+    @property
+    def ranks(self) -> Collection[int]:
+        """Numbers of the other ranks."""
+
+    def tell_disks(self, body: bytes) -> None:
+        """Send every rank a message about its records on disk."""
+
+    def listen_to_disks(self, receive: Callable[[int, bytes], None]) -> None:
+        """Call `receive` with each message about records and its rank, from another thread."""
+
+    def begin_text(self, adapter: int | None = None) -> int:
+        """Number a text to embed, with an adapter of this number."""
 
     def embed(self, text: int, token_ids: Sequence[int]) -> None:
         """Compute the next tokens of a text; none ends it."""

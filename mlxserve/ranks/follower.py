@@ -10,7 +10,7 @@ import contextlib
 import os
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import mlx.core as mx
 
@@ -31,7 +31,7 @@ class Follower:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._sending = threading.Lock()
-        self._inbox: queue.SimpleQueue[RankFrame | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[RankFrame | Callable[[], None] | None] = queue.SimpleQueue()
         self._ended = threading.Event()
         # Number of the last frame that was acted on.
         self.reached = 0
@@ -47,11 +47,18 @@ class Follower:
             threading.Thread(target=work, name=name, daemon=True).start()
 
     def frames(self) -> Iterator[RankFrame]:
-        """Yield frames until rank 0 closes the connection."""
-        while (frame := self._inbox.get()) is not None:
-            yield frame
-            self.reached = frame.number
+        """Yield frames until rank 0 closes the connection, and run calls between them."""
+        while (item := self._inbox.get()) is not None:
+            if isinstance(item, RankFrame):
+                yield item
+                self.reached = item.number
+            else:
+                item()
         self._ended.set()
+
+    def call_soon(self, work: Callable[[], None]) -> None:
+        """Call `work` between two frames, on the thread that takes them. For any thread."""
+        self._inbox.put(work)
 
     def send(self, kind: FrameKind, body: bytes = b"") -> None:
         """Send a frame. Raises OSError."""

@@ -11,7 +11,7 @@ import queue
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import mlx.core as mx
 
@@ -20,7 +20,15 @@ from mlxserve.core.stats import RankStats
 from mlxserve.model.rank_group import RankGroup
 from mlxserve.ranks.handshake import prove_lead
 from mlxserve.ranks.local import LocalRanks
-from mlxserve.ranks.wire import BEAT_BODY, POOLED_KINDS, Channel, FrameKind, PlanEncoder, as_int32
+from mlxserve.ranks.wire import (
+    BEAT_BODY,
+    POOLED_KINDS,
+    Channel,
+    FrameKind,
+    PlanEncoder,
+    as_int32,
+    number_of,
+)
 from mlxserve.request import Chunk
 
 _ERROR_SECONDS = 1.0  # time in which rank 0 detects an error of all ranks itself
@@ -59,6 +67,7 @@ class Lead:
         self._stats = RankStats()
 
     # ---- life
+        self._receive: Callable[[int, bytes], None] = _no_disks
 
     def attach(self, on_loss: Callable[[str], None], silence: Callable[[], float]) -> None:
         """on_loss: called once, with the reason.
@@ -132,13 +141,24 @@ class Lead:
         """`requests`: numbers of those that have ended."""
         self._tell(FrameKind.DROP, as_int32([len(snapshots), *snapshots, *requests]))
 
-    def begin_text(self) -> int:
-        """Number a text to embed."""
+    @property
+    def ranks(self) -> Collection[int]:
+        return self._channels.keys()
+
+    def tell_disks(self, body: bytes) -> None:
+        self._tell(FrameKind.DISK, body)
+
+    def listen_to_disks(self, receive: Callable[[int, bytes], None]) -> None:
+        self._receive = receive
+
+    def begin_text(self, adapter: int | None = None) -> int:
+        """Number a text to embed, with an adapter of this number."""
         self._num_texts += 1
         return self._num_texts
 
     def embed(self, text: int, token_ids: Sequence[int]) -> None:
         """Compute the next tokens of a text; none ends it."""
+        self._tell(FrameKind.BEGIN_TEXT, as_int32([self._num_texts, number_of(adapter)]))
         self._tell(FrameKind.EMBED, as_int32([text, *token_ids]))
 
     def _tell(self, kind: FrameKind, body: bytes = b"") -> None:
@@ -163,6 +183,8 @@ class Lead:
                     self._closing.wait(_ERROR_SECONDS)
                     return self._lose(f"rank {rank}: {frame.body.decode(errors='replace')}")
         except TimeoutError:
+                elif frame.kind is FrameKind.DISK:
+                    self._receive(rank, frame.body)
             self._lose(f"rank {rank} has been silent for {self._timeout:g} s")
         except (OSError, ValueError, struct.error) as error:
             self._lose(f"rank {rank} is gone ({error})")
@@ -209,3 +231,7 @@ class Lead:
 
 def _not_attached(reason: str) -> None:
     raise EngineStopped(reason)
+
+
+def _no_disks(rank: int, _body: bytes) -> None:
+    raise ValueError(f"rank {rank} tells of a disk cache, and there is none")

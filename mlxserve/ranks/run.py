@@ -11,7 +11,7 @@ import threading
 from functools import partial
 from typing import NoReturn
 
-from mlxserve.build import build_text_model
+from mlxserve.build import build_text_model, open_rank_records
 from mlxserve.chat.text_model import TextModel
 from mlxserve.core.config import EngineConfig
 from mlxserve.core.errors import InvalidConfig, MlxServeError, in_one_line
@@ -19,6 +19,7 @@ from mlxserve.core.option import given_options, options_of
 from mlxserve.core.version import __version__
 from mlxserve.engine_part import build_part
 from mlxserve.helpers.fair_executor import FairExecutor
+from mlxserve.hub.adapter_files import find_adapters
 from mlxserve.hub.files import ModelFiles, find_model, text_config
 from mlxserve.hub.kv_shapes import num_layers
 from mlxserve.model.rank_group import RankGroup, Split
@@ -28,6 +29,7 @@ from mlxserve.ranks.follower import WORKER_FAILED, Follower
 from mlxserve.ranks.handshake import Hello, report_to_lead, wait_for_workers
 from mlxserve.ranks.lead import Lead
 from mlxserve.ranks.local import LocalRanks, remove_hostfile
+from mlxserve.ranks.wire import FrameKind
 from mlxserve.ranks.worker import RankWorker
 from mlxserve.system.terminal_text import escaped_lines
 
@@ -45,6 +47,8 @@ _OF_EACH_RANK = {
     "log_stats_interval",
     "disk_cache_dir",
     "draft_model",  # rank 0 has all of it
+    "disk_cache_size",
+    "page_store",  # perhaps with a password; all must have one
 }
 
 
@@ -118,6 +122,9 @@ def run_worker(config: EngineConfig) -> NoReturn:
     """Work until rank 0 closes the connection; then end the process.
 
     Not by SystemExit: a thread of mlx may be waiting for another rank.
+    options["adapter"] = ", ".join(
+        f"{each.name} ({each.digest})" for each in find_adapters(config.adapters)
+    )
     """
     if threading.current_thread() is threading.main_thread():
         # Rank 0 gets them as well; it ends once its answers have, and then so does this rank.
@@ -133,7 +140,10 @@ def run_worker(config: EngineConfig) -> NoReturn:
         group = join_group(config)
         follower.join(group)
         part = build_part(config, files, group)
-        RankWorker(group, follower, part.loaded, part.kv, part.device_memory, part.windows).run()
+        worker = RankWorker(group, follower, part.loaded, part.kv, part.device_memory, part.windows)
+        send = partial(follower.send, FrameKind.DISK)
+        worker.keep(open_rank_records(config, files, part, worker, send, follower.call_soon))
+        worker.run()
     except BaseException as error:
         log.debug("Rank %d has failed", rank, exc_info=error)
         text = str(error)

@@ -10,7 +10,8 @@ the step before; a request that was not in it sends its whole table.
     [ new pages ] [ those of windows ] [ tokens of chunks that are not lazy ]
     [ restore, count, (position, id) x count ]
 
-    flags    1 samples, 2 is lazy, 4 has a plan for its recurrent state, 8 has a table for windows
+    flags    1 samples, 2 is lazy, 4 has a plan for its recurrent state, 8 has a table for windows;
+             from bit 8 on the number of its request's adapter plus 1, or 0
     source   row of the step before that samples the lazy token, else -1
     request  its number of arrival
     kept     pages taken over from its table in the step before, which new ones follow; then the same of
@@ -36,7 +37,7 @@ from mlxserve.cache.kinds.full_pages import FullPages
 from mlxserve.cache.kinds.window_pages import WindowPages
 from mlxserve.request import Chunk, PageTable, RequestState, StatePlan
 
-VERSION = 4
+VERSION = 5
 MAX_BODY = 1 << 28  # bytes
 _HEADER = struct.Struct("<IBxxxI")
 _PIECE = 1 << 20  # bytes read at once
@@ -60,6 +61,8 @@ class FrameKind(IntEnum):
     CLOSE = 12  # lead
     BEAT = 13  # worker, each second: BEAT_BODY
     ERROR = 14  # worker: UTF-8; it ends
+    DISK = 15  # both: about records on disk, see mlxserve/disk/rank_messages.py
+    BEGIN_TEXT = 16  # lead: int32 number of a text to embed, that of its adapter plus 1
 
 
 POOLED_KINDS = (FullPages.name, WindowPages.name)  # numbered by their place, in BACK
@@ -146,6 +149,19 @@ class _Flags(IntFlag):
     HAS_WINDOWS = 8
 
 
+_FLAG_BITS = 8
+
+
+def number_of(adapter: int | None) -> int:
+    """Encode an adapter's number, or that there is none."""
+    return 0 if adapter is None else adapter + 1
+
+
+def adapter_of(number: int) -> int | None:
+    """Decode what `number_of` returns."""
+    return None if number == 0 else number - 1
+
+
 class _SentTables:
     """Page tables of a step's requests, as differences to those of the step before."""
 
@@ -182,6 +198,7 @@ class PlanEncoder:
         for chunk in chunks:
             number = chunk.request.arrival
             flags = chunk.samples * _Flags.SAMPLES | chunk.is_lazy * _Flags.IS_LAZY
+            flags |= number_of(chunk.request.asked.adapter) << _FLAG_BITS
             if not chunk.is_lazy:
                 tokens.extend(chunk.request.token_ids[chunk.start : chunk.end - len(chunk.draft)])
                 tokens.extend(chunk.draft)
@@ -207,21 +224,22 @@ def _of_state(plan: StatePlan) -> list[int]:
 
 
 class _ToldAsk:
-    """A worker's stand-in for a Request: images and adapters are refused where there are ranks."""
+    """A worker's stand-in for a Request: images are refused where there are ranks."""
 
     pictures = ()
     blocks = ()
-    adapter = None
+
+    def __init__(self, adapter: int | None) -> None:
+        self.adapter = adapter
 
 
 class ToldRequest:
     """A worker's stand-in for a LiveRequest: what a forward needs of it."""
 
-    __slots__ = ("arrival", "has_ended", "id", "token_ids")
+    __slots__ = ("arrival", "asked", "has_ended", "id", "token_ids")
 
-    asked = _ToldAsk()
-
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, adapter: int | None = None) -> None:
+        self.asked = _ToldAsk(adapter)
         self.arrival = number
         self.id = f"request {number}"
         self.token_ids = _Piece()
@@ -308,7 +326,7 @@ class PlanDecoder:
             kept, new, kept_windows, new_windows = of_tables
             if not 0 <= num_drafted < max(1, length):
                 raise ValueError("a draft without a known token before it")
-            flags = _Flags(bits)
+            flags = _Flags(bits & (1 << _FLAG_BITS) - 1)
             table = self._tables.add(number, kept, numbers[page : page + new])
             page += new
             windows = None
@@ -316,7 +334,7 @@ class PlanDecoder:
                 fresh = numbers[window : window + new_windows]
                 windows = self._windows.add(number, kept_windows, fresh)
                 window += new_windows
-            request = self._request(number)
+            request = self._request(number, adapter_of(bits >> _FLAG_BITS))
             if _Flags.IS_LAZY not in flags:
                 request.token_ids.start = start
                 request.token_ids.tokens = numbers[token : token + length]
@@ -345,9 +363,9 @@ class PlanDecoder:
             self._requests = {number: self._requests[number] for number in known}
         return chunks, sources
 
-    def _request(self, number: int) -> ToldRequest:
+    def _request(self, number: int, adapter: int | None) -> ToldRequest:
         if number not in self._requests:
-            self._requests[number] = ToldRequest(number)
+            self._requests[number] = ToldRequest(number, adapter)
         return self._requests[number]
 
 

@@ -7,7 +7,8 @@ next step can be built before they are known.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import mlx.core as mx
 from mlx_lm.models.cache import make_prompt_cache
@@ -22,9 +23,27 @@ from mlxserve.model.load import LoadedModel
 from mlxserve.model.rank_group import RankGroup
 from mlxserve.model.runner import ModelRunner, draft_rows
 from mlxserve.ranks.follower import Follower
-from mlxserve.ranks.wire import POOLED_KINDS, FrameKind, PlanDecoder, RankFrame, from_int32
+from mlxserve.ranks.wire import (
+    POOLED_KINDS,
+    FrameKind,
+    PlanDecoder,
+    RankFrame,
+    adapter_of,
+    from_int32,
+)
 
 _MAX_UNREAD = 2  # steps that may be under way
+_CLOSE_SECONDS = 3.0  # to write records
+
+
+class KeptRecords(Protocol):
+    """This rank's parts of records on disk."""
+
+    def take(self, body: bytes, /) -> None:
+        """Do what a message of rank 0 says."""
+
+    def close(self, seconds: float, /) -> None:
+        """Write accepted records for at most `seconds`."""
 
 
 class RankWorker:
@@ -41,13 +60,29 @@ class RankWorker:
     ) -> None:
         self._group = group
         self._follower = follower
-        self._model = loaded.model
         self._kv = kv
         self._runner = ModelRunner(loaded, kv, memory_limit=memory_limit, windows=windows)
         self._decoder = PlanDecoder(has_states=loaded.has_states)
         self._ids: mx.array | None = None  # ids of the last step that sampled
         self._unread: list[mx.array] = []  # one small array of each step that may be under way
-        self._texts: dict[int, list[Any]] = {}  # caches of texts that are being embedded
+        self._loaded = loaded
+        # Models and caches of texts that are being embedded.
+        self._texts: dict[int, tuple[Any, list[Any]]] = {}
+        self._records: KeptRecords | None = None
+
+    def keep(self, records: KeptRecords | None) -> None:
+        """Keep units on disk, if rank 0 does."""
+        self._records = records
+
+    def read(self, kind: str, units: Sequence[int]) -> list[bytes]:
+        """Return the content of units, once all steps so far are computed."""
+        self._wait()
+        return self._runner.read(kind, units)
+
+    def write(self, kind: str, units: Sequence[int], payloads: Sequence[bytes]) -> None:
+        """Write what `read` returned."""
+        self._wait()
+        self._runner.write(kind, units, payloads)
 
     def run(self) -> None:
         """Execute frames until rank 0 closes the connection."""
@@ -58,11 +93,15 @@ class RankWorker:
             FrameKind.ASK_SIZE: self._say_size,
             FrameKind.RESIZE: self._resize,
             FrameKind.DROP: self._drop,
+            FrameKind.BEGIN_TEXT: self._begin_text,
             FrameKind.EMBED: self._embed,
+            FrameKind.DISK: self._disk,
         }
         for frame in self._follower.frames():
             acts[frame.kind](frame)
         self._wait()
+        if self._records is not None:
+            self._records.close(_CLOSE_SECONDS)
 
     def _step(self, frame: RankFrame) -> None:
         chunks, sources = self._decoder.decode(frame.body)
@@ -124,6 +163,17 @@ class RankWorker:
         if not token_ids:
             self._texts.pop(text, None)
             return
-        if text not in self._texts:
-            self._texts[text] = make_prompt_cache(self._model)
-        evaluate(self._model(mx.array([token_ids]), cache=self._texts[text]))
+        model, cache = self._texts[text]
+        evaluate(model(mx.array([token_ids]), cache=cache))
+
+    def _begin_text(self, frame: RankFrame) -> None:
+        text, number = from_int32(frame.body)
+        model, adapter = self._loaded.model, adapter_of(number)
+        if adapter is not None:
+            assert self._loaded.adapters is not None, "all ranks have the same adapters"
+            model = self._loaded.adapters.applied(model, adapter)
+        self._texts[text] = model, make_prompt_cache(model)
+
+    def _disk(self, frame: RankFrame) -> None:
+        assert self._records is not None, "the ranks have agreed on a disk cache"
+        self._records.take(frame.body)

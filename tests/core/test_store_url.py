@@ -44,9 +44,7 @@ def test_a_wrong_address_is_refused_without_its_secrets(url: str) -> None:
     assert "s3cret" not in str(refused.value)
 
 
-def test_a_store_needs_the_prefix_cache_and_one_rank() -> None:
+def test_a_store_needs_the_prefix_cache() -> None:
     url = "redis://studio.local"
     with pytest.raises(InvalidConfig, match="which enable_prefix_caching=false turns off"):
         EngineConfig(page_store=url, scheduler=SchedulerConfig(enable_prefix_caching=False))
-    with pytest.raises(InvalidConfig, match="page_store works with one rank only"):
-        EngineConfig(page_store=url, tensor_parallel_size=2)

@@ -235,14 +235,6 @@ def test_a_head_that_mlx_lm_divides_stays_whole_on_rank_0(rank: int) -> None:
             {"tensor_parallel_size": 2, "pipeline_parallel_size": 2},
             "cannot both be above 1",
         ),
-        (
-            {"tensor_parallel_size": 2, "disk_cache_size": 1.0},
-            "disk_cache_size works with one rank",
-        ),
-        (
-            {"pipeline_parallel_size": 2, "preemption_mode": "swap"},
-            "preemption_mode=swap works with",
-        ),
         ({"tensor_parallel_size": 0}, "tensor_parallel_size must be"),
         ({"distributed_backend": "nccl"}, "distributed_backend must be one of any, ring"),
     ],

@@ -36,7 +36,8 @@ class Conversation:
 
     def __init__(self, number: int) -> None:
         ids = [(number * 31 + i) % 997 for i in range(400)]
-        self.live = LiveRequest(Request(str(number), ids, SamplingParams()), arrival=number)
+        request = Request(str(number), ids, SamplingParams(), adapter=(None, 0, 300)[number % 3])
+        self.live = LiveRequest(request, arrival=number)
         self.pages = self.windows = as_page_table()
         self.done = 0
 
@@ -110,6 +111,8 @@ def test_any_sequence_of_plans_decodes_to_equal_batches(
         assert sources == {}
         assert [chunk.draft for chunk in told] == [chunk.draft for chunk in chunks]
         assert draft_rows(told) == draft_rows(chunks)
+        adapters = [chunk.request.asked.adapter for chunk in told]
+        assert adapters == [chunk.request.asked.adapter for chunk in chunks]
         assert [chunk.state for chunk in told] == [chunk.state for chunk in chunks]
         assert_equal(Batch.from_chunks(told, PAGE_SIZE), Batch.from_chunks(chunks, PAGE_SIZE))
 

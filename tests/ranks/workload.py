@@ -21,6 +21,7 @@ from typing import Any
 from mlxserve import SamplingParams
 from mlxserve.core.config import EngineConfig
 from mlxserve.core.sampling_params import Structure, StructureKind
+from mlxserve.engine.disk_cache import DiskCache
 from mlxserve.ranks.environment import own_rank
 from mlxserve.request import Pooling
 from mlxserve.system import machine
@@ -35,12 +36,12 @@ _SECONDS = 240.0
 Answers = dict[str, Any]
 
 
-def _prompts() -> list[list[int]]:
+def _prompts(vocabulary: int) -> list[list[int]]:
     """Six prompts, of which three share two pages and a half."""
     draw = random.Random(11)
 
     def tokens(length: int) -> list[int]:
-        return [draw.randrange(500) for _ in range(length)]
+        return [draw.randrange(vocabulary) for _ in range(length)]
 
     shared = tokens(40)
     return [shared + tokens(n) for n in (3, 9, 24)] + [tokens(n) for n in (1, 33, 70)]
@@ -50,7 +51,7 @@ def _params(**options: Any) -> SamplingParams:
     return SamplingParams(max_tokens=_NUM_TOKENS, ignore_eos=True, **options)
 
 
-async def _answers(config: EngineConfig) -> Answers:
+async def _answers(config: EngineConfig, vocabulary: int) -> Answers:
     from mlxserve.ranks.run import build_text_model_of_ranks
 
     chat = build_text_model_of_ranks(config)
@@ -63,7 +64,7 @@ async def _answers(config: EngineConfig) -> Answers:
             for one in outputs
         ]
 
-    prompts = _prompts()
+    prompts = _prompts(vocabulary)
     greedy = _params(temperature=0)
     seeded = _params(temperature=0.8, top_p=0.9, seed=5, repetition_penalty=1.2)
     guided = SamplingParams(
@@ -97,6 +98,7 @@ async def _answers(config: EngineConfig) -> Answers:
         found["num_preemptions"] = stats.scheduler.num_preemptions
         found["ranks"] = sorted(stats.ranks.num_frames)
         found["window_pages"] = [stats.windows.num_pages]
+        found["num_swapped"] = stats.scheduler.swapped_tokens
         found["drafts"] = [stats.scheduler.drafted_tokens, stats.scheduler.accepted_tokens]
     finally:
         chat.close()
@@ -104,16 +106,26 @@ async def _answers(config: EngineConfig) -> Answers:
 
 
 def answers(
-    folder: Path, *, emulated: bool = False, drafted: bool = False, **options: Any
+    folder: Path,
+    *,
+    emulated: bool = False,
+    drafted: bool = False,
+    swapped: bool = False,
+    vocabulary: int = 500,
+    **options: Any,
 ) -> Answers:
     """In this process, which must be the only rank, or be a process of its own.
 
     `emulated`: by the Metal kernels in the emulator, which write in place
     `drafted`: with as many drafted tokens in each step as there is room for
+    `vocabulary`: number of tokens to choose prompts from
+    `swapped`: what is on disk is read, whether or not computing it is faster
     """
     machine.import_mlx_lm()
     if emulated:
         _use_emulator()
+    if swapped:
+        setattr(DiskCache, "pays", lambda *_: True)  # noqa: B010
     config = EngineConfig().with_options(
         **{
             "model": str(folder),
@@ -131,7 +143,7 @@ def answers(
 
         run_worker(config)
     with always_drafting() if drafted else nullcontext():
-        return asyncio.run(_answers(config))
+        return asyncio.run(_answers(config, vocabulary))
 
 
 def _use_emulator() -> None:
