@@ -154,7 +154,8 @@ def _unavailable(error: MlxServeError) -> ApiError | None:
         case HelperUnavailable():
             return ApiError(503, message, code="helper_unavailable", headers=RETRY_SOON)
         case EngineStopped():
-            return ApiError(503, message, code="engine_stopped", headers=DO_NOT_RETRY)
+            headers = RETRY_SOON if error.starts_again else DO_NOT_RETRY
+            return ApiError(503, message, code="engine_stopped", headers=headers)
         case OutOfMemory():
             return ApiError(503, message, code="out_of_memory", headers=DO_NOT_RETRY)
     return None

@@ -18,16 +18,22 @@ from mlxserve.api.config import ServerConfig
 from mlxserve.chat.registry.entries import RegisteredModel
 from mlxserve.cli.building import build_registry, register
 from mlxserve.cli.options import ModelName
-from mlxserve.cli.ranks import STOP, run_by_launcher
+from mlxserve.cli.ranks import (
+    RANKS_ENDED,
+    STOP,
+    BackOff,
+    RankProcesses,
+    launcher_command,
+    own_command,
+    run_again,
+)
 from mlxserve.cli.running_servers import registered
 from mlxserve.cli.servers import serve_in_background
 from mlxserve.cli.settings import ModelSettings, Settings
 from mlxserve.cli.streams import forget_unwritten, open_closed_streams, print_error, say
 from mlxserve.core.config import EngineConfig
 from mlxserve.disk.folder import default_bytes, disk_folder
-
-# The exit code, so that a service manager starts them again.
-RANKS_ENDED = 70
+from mlxserve.ranks.environment import DOOR
 
 
 def serve(
@@ -55,12 +61,12 @@ def serve(
     if model_name is not None:
         settings = settings.with_model(model_name)
     server = settings.build(ServerConfig)
-    models = settings.models()
+    models = [
+        replace(model, config=_with_server_defaults(model.config)) for model in settings.models()
+    ]
     config = models[0].config
     if config.num_ranks > 1 and len(models) == 1:
-        _join_ranks(config)
-    else:
-        models = [replace(model, config=_with_server_defaults(model.config)) for model in models]
+        _join_ranks(config, server, is_private=exit_with_parent)
     exit_code = _serve(server, models, settings, is_private=exit_with_parent)
     if exit_code:
         print_error("the engine has failed; the log says why.")
@@ -84,6 +90,7 @@ def _serve(
     from mlxserve.api.server import logs
     from mlxserve.api.server.connection import Limits
     from mlxserve.api.server.server import bind, reachable_url, stop_at_end_of_input, url_of
+    from mlxserve.cli.door import Guest
     from mlxserve.system import machine
 
     logs.configure(server.log_level)
@@ -91,9 +98,11 @@ def _serve(
     if (opened := opened_without_key(access)) is not None:
         logging.getLogger(__name__).warning(opened)
     limits = Limits.from_config(server).within(machine.allow_open_files())
-    with bind(server.host, server.port) as listener:
+    guest = Guest.from_environment()
+    with bind(server.host, server.port) if guest is None else guest.listener as listener:
         config = models[0].config
-        if is_private or (config.num_ranks > 1 and config.hostfile is not None):
+        is_one_of_ranks = config.num_ranks > 1 and config.hostfile is not None
+        if is_private or is_one_of_ranks or guest is not None:
             stop_at_end_of_input(STOP)
         (registry, executor), url = build_registry(models, server), url_of(listener)
 
@@ -121,18 +130,23 @@ def _serve(
                 needs_key=needs_key,
                 is_private=is_private,
             ):
-                return running.run(listener)
+                if guest is not None:
+                    guest.be_ready()
+                exit_code = running.run(listener)
+                if guest is not None and not exit_code:
+                    guest.end()
+                return exit_code
         finally:
             forget_unwritten()
 
 
-def _join_ranks(config: EngineConfig) -> None:
-    """Continue as rank 0; otherwise run as another rank, or start the launcher.
+def _join_ranks(config: EngineConfig, server: ServerConfig, *, is_private: bool) -> None:
+    """Continue as rank 0; otherwise run as another rank, or start all of them.
 
-    A process that a launcher started as another rank follows rank 0, and a process that starts the
-    launcher ends with it. Raises InvalidConfig.
+    A process that a launcher started as another rank follows rank 0, and a process that starts all ranks ends
+    with them. Raises InvalidConfig.
     """
-    from mlxserve.ranks.environment import own_rank
+    from mlxserve.ranks.environment import own_rank, starts_again
 
     rank = own_rank()
     if rank:
@@ -142,14 +156,44 @@ def _join_ranks(config: EngineConfig) -> None:
         from mlxserve.ranks.run import run_worker  # imports mlx
 
         run_worker(config)
-    if rank is None and config.hostfile is not None:
-        code = run_by_launcher(
-            config.hostfile, config.distributed_backend, config.master_port + 1, STOP
-        )
-        # mlx.launch does not say how its ranks ended.
-        if code is not None:
+    is_first = rank is None and not starts_again()
+    if is_first and (config.hostfile is not None or config.max_rank_restarts):
+        sys.exit(_start_ranks(config, server, is_private=is_private))
+
+
+def _start_ranks(config: EngineConfig, server: ServerConfig, *, is_private: bool) -> int:
+    """Start all ranks, and again after a failure; return the exit code. Raises MlxServeError."""
+    from mlxserve.api.server.server import bind, stop_at_end_of_input
+    from mlxserve.cli.door import Door
+
+    processes = RankProcesses(STOP)
+    if is_private:
+        stop_at_end_of_input(STOP)
+    with bind(server.host, server.port) as listener, Door(listener) as door:
+        environment: dict[str, str] = {}
+        advice = "The log says why. Start the server again once that is mended."
+        if config.hostfile is None:
+            command = own_command()
+            environment[DOOR] = str(door.path)
+        else:
+            first_port = config.master_port + 1
+            command = launcher_command(
+                config.hostfile, config.distributed_backend, first_port, door.path
+            )
+            advice = (
+                "The log says why. Check that every machine is awake and can be reached "
+                f"(`mlxserve doctor --hostfile {config.hostfile}`), and start the server again."
+            )
+
+        def start() -> int:
+            code = processes.run(command, environment)
+            if config.hostfile is None or processes.is_stopped or door.has_ended or door.was_ready:
+                return code
+            # mlx.launch does not say how its ranks ended.
             print_error("the ranks have ended by themselves.")
-        sys.exit(0 if code is None else RANKS_ENDED)
+            return RANKS_ENDED
+
+        return run_again(processes, door, start, BackOff(config.max_rank_restarts), advice)
 
 
 def _with_server_defaults(config: EngineConfig) -> EngineConfig:

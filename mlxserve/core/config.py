@@ -559,6 +559,15 @@ class EngineConfig(Options):
             gt=0,
         ),
     ] = 60.0
+    max_rank_restarts: Annotated[
+        int,
+        Option(
+            "How often in a row a server starts all its ranks again by itself after one has failed; 0 never does.",
+            "Parallel",
+            "failures",
+            ge=0,
+        ),
+    ] = 5
     kv_events: Annotated[
         str | None,
         Option(

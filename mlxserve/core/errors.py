@@ -206,6 +206,11 @@ class EngineFailed(MlxServeError):
 class EngineStopped(MlxServeError):
     """The engine was closed or has failed and accepts no more requests."""
 
+    def __init__(self, message: str, *, starts_again: bool = False) -> None:
+        """`starts_again`: another one soon answers at the same address."""
+        super().__init__(message)
+        self.starts_again = starts_again
+
 
 def in_one_line(error: BaseException) -> str:
     """Return another library's error as one line of at most 300 characters."""

@@ -285,7 +285,13 @@ class AsyncEngine:
     def fail(self, reason: str) -> None:
         """End the engine from any thread, as its own may wait for another rank for ever."""
         log.error("The engine has failed and ends: %s", reason)
-        stopped = EngineStopped(f"The engine failed: {reason}. Start the server again.")
+        starts_again = self._workers is not None and self._workers.starts_again
+        advice = (
+            "It starts again by itself: ask again" if starts_again else "Start the server again"
+        )
+        stopped = EngineStopped(
+            f"The engine failed: {reason}. {advice}.", starts_again=starts_again
+        )
         self._has_failed = True
         self._end(stopped)
         self._inbox.end()

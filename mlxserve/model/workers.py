@@ -18,6 +18,10 @@ from mlxserve.request import Chunk
 class Workers(Protocol):
     """Called on the engine's thread, each method before rank 0 does the same over its own part."""
 
+    @property
+    def starts_again(self) -> bool:
+        """True if all ranks, this one included, are started again after a loss."""
+
     def join(self) -> RankGroup:
         """Return the group of all ranks, which they join now. Raises EngineStopped."""
 

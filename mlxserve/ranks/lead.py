@@ -44,12 +44,16 @@ class Lead:
         timeout: float,
         join_group: Callable[[], RankGroup],
         local: LocalRanks | None = None,
+        *,
+        starts_again: bool = False,
     ) -> None:
         """timeout: seconds that a worker may be silent, and that a step may take.
 
         join_group: joins the group of all ranks
         local: the workers, if rank 0 has started them
+        starts_again: whether another process starts all ranks again after a loss
         """
+        self.starts_again = starts_again
         self._channels = dict(channels)
         self._timeout = timeout
         self._join_group = join_group
@@ -63,11 +67,11 @@ class Lead:
         self._closing = threading.Event()
         self._encoder = PlanEncoder()
         self._answers: queue.SimpleQueue[tuple[int, str]] = queue.SimpleQueue()
+        self._receive: Callable[[int, bytes], None] = _no_disks
         self._num_texts = 0
         self._stats = RankStats()
 
     # ---- life
-        self._receive: Callable[[int, bytes], None] = _no_disks
 
     def attach(self, on_loss: Callable[[str], None], silence: Callable[[], float]) -> None:
         """on_loss: called once, with the reason.
@@ -154,11 +158,11 @@ class Lead:
     def begin_text(self, adapter: int | None = None) -> int:
         """Number a text to embed, with an adapter of this number."""
         self._num_texts += 1
+        self._tell(FrameKind.BEGIN_TEXT, as_int32([self._num_texts, number_of(adapter)]))
         return self._num_texts
 
     def embed(self, text: int, token_ids: Sequence[int]) -> None:
         """Compute the next tokens of a text; none ends it."""
-        self._tell(FrameKind.BEGIN_TEXT, as_int32([self._num_texts, number_of(adapter)]))
         self._tell(FrameKind.EMBED, as_int32([text, *token_ids]))
 
     def _tell(self, kind: FrameKind, body: bytes = b"") -> None:
@@ -179,12 +183,12 @@ class Lead:
                     self._count(str(rank), *BEAT_BODY.unpack(frame.body))
                 elif frame.kind is FrameKind.MAX_PAGES:
                     self._answers.put((rank, frame.body.decode()))
+                elif frame.kind is FrameKind.DISK:
+                    self._receive(rank, frame.body)
                 elif frame.kind is FrameKind.ERROR:
                     self._closing.wait(_ERROR_SECONDS)
                     return self._lose(f"rank {rank}: {frame.body.decode(errors='replace')}")
         except TimeoutError:
-                elif frame.kind is FrameKind.DISK:
-                    self._receive(rank, frame.body)
             self._lose(f"rank {rank} has been silent for {self._timeout:g} s")
         except (OSError, ValueError, struct.error) as error:
             self._lose(f"rank {rank} is gone ({error})")

@@ -24,7 +24,7 @@ from mlxserve.hub.files import ModelFiles, find_model, text_config
 from mlxserve.hub.kv_shapes import num_layers
 from mlxserve.model.rank_group import RankGroup, Split
 from mlxserve.model.split_by_layers import check_layers
-from mlxserve.ranks.environment import lead_address, own_rank, ranks_on_this_machine
+from mlxserve.ranks.environment import lead_address, own_rank, ranks_on_this_machine, starts_again
 from mlxserve.ranks.follower import WORKER_FAILED, Follower
 from mlxserve.ranks.handshake import Hello, report_to_lead, wait_for_workers
 from mlxserve.ranks.lead import Lead
@@ -42,13 +42,14 @@ _OF_EACH_RANK = {
     "gpu_memory_utilization",
     "wired_limit",
     "hostfile",
+    "max_rank_restarts",
     "trace",
     "disable_log_stats",
     "log_stats_interval",
     "disk_cache_dir",
-    "draft_model",  # rank 0 has all of it
     "disk_cache_size",
     "page_store",  # perhaps with a password; all must have one
+    "draft_model",  # rank 0 has all of it
 }
 
 
@@ -104,7 +105,13 @@ def connect(config: EngineConfig, files: ModelFiles) -> Lead:
         if local is not None:
             local.kill()
         raise
-    return Lead(channels, config.distributed_timeout_seconds, partial(join_group, config), local)
+    return Lead(
+        channels,
+        config.distributed_timeout_seconds,
+        partial(join_group, config),
+        local,
+        starts_again=starts_again(),
+    )
 
 
 def hello_of(config: EngineConfig, files: ModelFiles, rank: int) -> Hello:
@@ -115,6 +122,9 @@ def hello_of(config: EngineConfig, files: ModelFiles, rank: int) -> Hello:
         for option in options_of(type(owner))
         if hasattr(owner, option.name) and option.name not in _OF_EACH_RANK
     }
+    options["adapter"] = ", ".join(
+        f"{each.name} ({each.digest})" for each in find_adapters(config.adapters)
+    )
     return Hello(rank, {**versions, "mlxserve": __version__}, files.fingerprint, options)
 
 
@@ -122,9 +132,6 @@ def run_worker(config: EngineConfig) -> NoReturn:
     """Work until rank 0 closes the connection; then end the process.
 
     Not by SystemExit: a thread of mlx may be waiting for another rank.
-    options["adapter"] = ", ".join(
-        f"{each.name} ({each.digest})" for each in find_adapters(config.adapters)
-    )
     """
     if threading.current_thread() is threading.main_thread():
         # Rank 0 gets them as well; it ends once its answers have, and then so does this rank.

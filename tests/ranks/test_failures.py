@@ -22,6 +22,8 @@ from tests.waiting import wait_until
 SECONDS = 15.0  # --distributed-timeout-seconds of the tests that wait for it
 PATIENCE = 120.0  # of the others, in which a busy machine starts a worker, too
 SIZES = ("--num-pages", "400", "--max-num-seqs", "4", "--disable-log-stats")
+PAGE = 32
+ONCE = ("--max-rank-restarts", "0")
 
 StartRanks = Callable[..., contextlib.AbstractContextManager[tuple[Process, psutil.Process]]]
 
@@ -32,20 +34,19 @@ def ranks(write_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFac
     model = write_model(tmp_path_factory.mktemp("long"), "llama", max_position_embeddings=8_000)
 
     @contextlib.contextmanager
-    def start(seconds: float = PATIENCE) -> Iterator[tuple[Process, psutil.Process]]:
+    def start(seconds: float = PATIENCE, *flags: str) -> Iterator[tuple[Process, psutil.Process]]:
         log = tmp_path_factory.mktemp("log") / "stderr"
         timeout = ("--distributed-timeout-seconds", str(seconds))
-        with served(log, "--model", str(model), *SIZES, "-tp", "2", *timeout) as process:
-            [worker] = [
-                child
-                for child in psutil.Process(process.popen.pid).children()
-                if "mlxserve.ranks" in child.cmdline()
-            ]
+        options = (*SIZES, "-tp", "2", *timeout, *(flags or ONCE))
+        with served(log, "--model", str(model), *options) as process:
+            below = psutil.Process(process.popen.pid).children(recursive=True)
+            [worker] = [each for each in below if "mlxserve.ranks" in each.cmdline()]
             try:
                 yield process, worker
             finally:
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    worker.kill()
+                for each in (worker, *below):
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        each.kill()
 
     return start
 
@@ -89,6 +90,54 @@ def test_a_lost_worker_ends_the_server_with_a_sentence(
         with contextlib.suppress(psutil.NoSuchProcess):
             worker.wait(60)
         assert not worker.is_running()
+
+
+@pytest.mark.slow
+def test_ranks_start_again_after_one_was_killed_and_find_their_pages(
+    ranks: StartRanks, tmp_path: Path
+) -> None:
+    text = " ".join(f"word {number}" for number in range(200))
+    body = {"prompt": text, "max_tokens": 8, "temperature": 0, "ignore_eos": True}
+    disk = ("--disk-cache-size", "1", "--disk-cache-dir", str(tmp_path))
+
+    def ask(process: Process) -> tuple[str, int, int]:
+        status, reply = process.request("POST", "/v1/completions", body)
+        assert status == 200, reply
+        answer = json.loads(reply)
+        cache = answer["usage"]["cache"]
+        num_pages = answer["usage"]["prompt_tokens"] // PAGE
+        return answer["choices"][0]["text"], num_pages, cache["tokens_from_disk"]
+
+    def pages_of_each_rank() -> list[int]:
+        return [len(list(folder.glob("*/*.page"))) for folder in tmp_path.glob("*/")]
+
+    statuses = set()
+
+    def is_well(process: Process) -> bool:
+        # A connection that is opened while the next server takes over may be closed.
+        with contextlib.suppress(ConnectionError):
+            statuses.add(process.request("GET", "/health")[0])
+        return 200 in statuses
+
+    with ranks(PATIENCE, *disk) as (process, worker):
+        wanted, num_pages, num_from_disk = ask(process)
+        assert num_pages >= 8
+        assert num_from_disk == 0
+        wait_until(lambda: [n >= num_pages for n in pages_of_each_rank()] == [True, True])
+        with send_endless_request(process, stream=True) as peer:
+            assert peer.recv(20)
+            worker.kill()
+            told = read_until_end(peer).decode()
+        assert "rank 1 is gone" in told
+        assert "It starts again by itself: ask again." in told
+        wait_until(lambda: process.request("GET", "/health")[0] == 503)
+        wait_until(lambda: is_well(process), seconds=600)
+        assert statuses == {200, 503}
+        answer, _, num_from_disk = ask(process)
+        assert answer == wanted
+        assert num_from_disk >= (num_pages - 1) * PAGE
+        assert "A rank has failed, and all ranks start again in 1 s." in process.log.read_text()
+        assert process.stop()[0] == 0
 
 
 # Read by every Python at its start: a worker that goes on living, but takes part in no step after the

@@ -16,12 +16,13 @@ import psutil
 import pytest
 
 from tests.api.server.process import COMPLETIONS, ROOT, Process, served
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
 SIZES = ("--num-pages", "100", "--max-num-seqs", "4", "--disable-log-stats")
 
-StartHosts = Callable[[], contextlib.AbstractContextManager[tuple[Process, list[psutil.Process]]]]
+StartHosts = Callable[..., contextlib.AbstractContextManager[tuple[Process, list[psutil.Process]]]]
 
 
 @pytest.fixture(scope="module")
@@ -58,10 +59,11 @@ def hosts(hostfile: Path, model_folder: Callable[[str], Path], tmp_path: Path) -
     """A server on two hosts with its processes, which are killed at the end of the block."""
 
     @contextlib.contextmanager
-    def start() -> Iterator[tuple[Process, list[psutil.Process]]]:
+    def start(restarts: int = 0) -> Iterator[tuple[Process, list[psutil.Process]]]:
+        again = ("--max-rank-restarts", str(restarts))
         flags = ("-pp", "2", "--hostfile", str(hostfile), "--master-port", first_of_three_ports())
         model = str(model_folder("llama"))
-        with served(tmp_path / "stderr", "--model", model, *SIZES, *flags) as process:
+        with served(tmp_path / "stderr", "--model", model, *SIZES, *flags, *again) as process:
             below = rank_processes(process.popen.pid)
             try:
                 yield process, below
@@ -97,6 +99,23 @@ def test_a_server_on_two_hosts_says_so_when_a_rank_dies(hosts: StartHosts) -> No
         worker.kill()
         assert process.popen.wait(60) == 70
         assert "rank 1 is gone" in process.log.read_text()
+        psutil.wait_procs(below, timeout=60)
+        assert [one.cmdline() for one in below if is_alive(one)] == []
+
+
+@pytest.mark.ranks
+def test_a_server_on_two_hosts_starts_again_when_a_rank_dies(hosts: StartHosts) -> None:
+    with hosts(3) as (process, below):
+        ask(process)
+        for rank in ("1", "0"):
+            below = rank_processes(process.popen.pid)
+            next(one for one in below if one.environ().get("MLX_RANK") == rank).kill()
+            psutil.wait_procs(below, timeout=60)
+            wait_until(lambda: process.request("GET", "/health")[0] == 200, seconds=600)
+            ask(process)
+        assert process.log.read_text().count("all ranks start again") == 2
+        below = rank_processes(process.popen.pid)
+        assert process.stop()[0] == 0
         psutil.wait_procs(below, timeout=60)
         assert [one.cmdline() for one in below if is_alive(one)] == []
 
