@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mlxserve.cache.hashing import root
-from mlxserve.cache.kinds.kind import EndKind
+from mlxserve.cache.kinds.kind import EndKind, UnitEvents
 from mlxserve.cache.kinds.state_slots import StateSlots
 from mlxserve.cache.kinds.window_pages import WindowPages
 from mlxserve.cache.kv import KVPool
@@ -238,9 +238,9 @@ def build_engine(
     disk = _disk(config, files, part, pace, workers)
     drafts = _drafts(config, part, times)
     # Late: an address that was bound stays so if what follows fails.
-    events = _events(config, files, disk)
+    events = _events(config, files, part, disk)
     pool = _page_pool(config, part, events)
-    ends = _ends(config, part, pool)
+    ends = _ends(config, part, pool, events if isinstance(events, UnitEvents) else None)
     scheduler = Scheduler(config.scheduler, pool, disk, drafts, ends=ends, memory=part.shared)
     log.info(
         "%s is loaded: KV cache %d tokens in %d pages of %d (%.1f MiB, now %.1f), context %d, "
@@ -288,12 +288,14 @@ def build_engine(
     return engine, loaded.vocab_size
 
 
-def _events(config: EngineConfig, files: ModelFiles, disk: DiskCache | None) -> PageEvents | None:
-    """Begin to publish KV events, of pages in memory and in the tiers; None if they are off."""
+def _events(
+    config: EngineConfig, files: ModelFiles, part: EnginePart, disk: DiskCache | None
+) -> PageEvents | None:
+    """Begin to publish KV events, of units in memory and in the tiers; None if they are off."""
     publisher = config.kv_publisher
     if publisher is None:
         return None
-    from mlxserve.engine.kv_events import DISK, STORAGE, KvEvents
+    from mlxserve.engine.kv_events import DISK, PAGES, STORAGE, Group, KvEvents
     from mlxserve.engine.tier_events import TierEvents
 
     view = View(files.name, _salted_by(config, files))
@@ -301,11 +303,17 @@ def _events(config: EngineConfig, files: ModelFiles, disk: DiskCache | None) -> 
     for number, adapter in enumerate(find_adapters(config.adapters)):
         adapted = view.with_adapter(number, adapter.name, adapter.digest)
         names[root(adapted.page_salt(None))] = adapted.name
-    events = KvEvents(publisher, config.page_size, names)
-    if disk is None:
+    groups = [PAGES]
+    if part.group is not None and part.windows is not None:
+        groups.append(Group(WindowPages.name, "sliding_window", part.group.window.size))
+    if config.num_state_slots is not None:
+        groups.append(Group(StateSlots.name, "mamba"))
+    events = KvEvents(publisher, config.page_size, names, groups)
+    tiers = {} if disk is None else {DISK: disk.disk, STORAGE: disk.store}
+    if not tiers and len(groups) == 1:
         return events
-    tiers = {DISK: disk.disk, STORAGE: disk.store}
-    return TierEvents(events, {name: tier for name, tier in tiers.items() if tier is not None})
+    known = {name: tier for name, tier in tiers.items() if tier is not None}
+    return TierEvents(events, known, groups)
 
 
 def _page_pool(config: EngineConfig, part: EnginePart, events: PageEvents | None) -> PagePool:
@@ -319,13 +327,27 @@ def _page_pool(config: EngineConfig, part: EnginePart, events: PageEvents | None
     return EventPool(*sizes, events=events)
 
 
-def _ends(config: EngineConfig, part: EnginePart, pool: PagePool) -> list[EndKind]:
-    """The kinds of cache besides pages of `pool`: the one place where a kind is wired."""
+def _window_pool(config: EngineConfig, kv: KVPool, events: UnitEvents | None) -> PagePool:
+    """Make the pool of window pages, which reports to `events`."""
+    sizes = kv.num_pages, config.page_size, config.hot_after_hits, kv.num_backed
+    if events is None:
+        return PagePool(*sizes)
+    from mlxserve.cache.events import UnitPool
+
+    return UnitPool(*sizes, kind=WindowPages.name, events=events)
+
+
+def _ends(
+    config: EngineConfig, part: EnginePart, pool: PagePool, events: UnitEvents | None
+) -> list[EndKind]:
+    """The kinds of cache besides pages of `pool`: the one place where a kind is wired.
+
+    events: what their units are reported to
+    """
     ends: list[EndKind] = []
     if part.group is not None and part.windows is not None:
         kv = part.windows.kv
-        window_pool = PagePool(kv.num_pages, config.page_size, config.hot_after_hits, kv.num_backed)
-        ends.append(WindowPages(window_pool, part.group.window))
+        ends.append(WindowPages(_window_pool(config, kv, events), part.group.window))
         log.info(
             "Layers with a window of %d have %d pages of their own (%.1f MiB, now %.1f)",
             part.group.window.size,
@@ -334,8 +356,9 @@ def _ends(config: EngineConfig, part: EnginePart, pool: PagePool) -> list[EndKin
             kv.nbytes / (1 << 20),
         )
     if config.num_state_slots is not None:
+        is_replayed = part.loaded.replay is not None
         ends.append(
-            StateSlots(config.num_state_slots, pool, is_replayed=part.loaded.replay is not None)
+            StateSlots(config.num_state_slots, pool, is_replayed=is_replayed, events=events)
         )
     return ends
 

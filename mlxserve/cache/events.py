@@ -7,6 +7,9 @@
 After `cleared` nothing counts as reported. What is still cached is reported again when it is continued or was
 pinned, so that nobody has to walk over the whole pool within a step.
 
+`UnitPool` is the same for pages of layers with a window: it reports hashes alone, as all else is known of the full
+pages with the same hashes.
+
 Without a listener the plain `PagePool` is used, which knows nothing of this.
 """
 
@@ -18,6 +21,7 @@ from functools import partial
 from typing import NamedTuple, Protocol
 
 from mlxserve.cache.eviction import HOT_AFTER
+from mlxserve.cache.kinds.kind import UnitEvents
 from mlxserve.cache.pages import PagePool, renew
 
 
@@ -130,3 +134,38 @@ class EventPool(PagePool):
         """Begin again after more events than are taken."""
         self._reported.clear()
         self._events.cleared()
+
+
+class UnitPool(PagePool):
+    """A PagePool of one kind's units, of which the full ones are reported to `events` by their hashes."""
+
+    def __init__(
+        self,
+        num_pages: int,
+        page_size: int,
+        hot_after: int = HOT_AFTER,
+        num_open: int | None = None,
+        *,
+        kind: str,
+        events: UnitEvents,
+    ) -> None:
+        """Begin empty, which is reported as `units_cleared`."""
+        super().__init__(num_pages, page_size, hot_after, num_open)
+        self._kind = kind
+        self._events = events
+        events.units_cleared(kind)
+
+    def publish(self, page: int, hash_: bytes, parent: bytes, token_ids: Sequence[int]) -> bool:
+        is_new = super().publish(page, hash_, parent, token_ids)
+        if is_new and len(token_ids) == self.page_size:
+            self._events.unit_stored(self._kind, hash_)
+        return is_new
+
+    def renewed(self, num_pages: int | None = None) -> PagePool:
+        return renew(self, num_pages, partial(UnitPool, kind=self._kind, events=self._events))
+
+    def _evict(self, page: int) -> int:
+        hash_ = self.index.hash_of(page)
+        assert hash_ is not None, f"page {page} has no hash"
+        self._events.unit_removed(self._kind, hash_)
+        return super()._evict(page)

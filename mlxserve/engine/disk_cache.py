@@ -27,20 +27,27 @@ _UNMEASURED_SECONDS = 5.0  # the same while it is unknown how long computing tak
 _STEP_SECONDS = 1e-6  # by which a page counts as used before the one that it follows
 
 
+# Of each kind's records, by its name.
+SUFFIXES = {"pages": b"", "windows": b"w", "states": b"s"}
+
+
 @dataclass(frozen=True, slots=True)
 class RecordKind:
     """The records of one kind of units.
 
     name: of the kind
-    suffix: appended to the hash of a page for a record's name
     unit_bytes: size of a record's payload
     max_at_once: maximum units to write at once
     """
 
     name: str
-    suffix: bytes
     unit_bytes: int
     max_at_once: int = 256
+
+    @property
+    def suffix(self) -> bytes:
+        """What is appended to the hash of a page for a record's name."""
+        return SUFFIXES[self.name]
 
     def record(self, hash_: bytes) -> bytes:
         """The record's name for the unit with this hash."""
@@ -48,16 +55,16 @@ class RecordKind:
 
 
 def page_records(unit_bytes: int) -> RecordKind:
-    return RecordKind("pages", b"", unit_bytes)
+    return RecordKind("pages", unit_bytes)
 
 
 def window_records(unit_bytes: int) -> RecordKind:
-    return RecordKind("windows", b"w", unit_bytes)
+    return RecordKind("windows", unit_bytes)
 
 
 def state_records(unit_bytes: int) -> RecordKind:
     # Each may be as large as a hundred pages, and a full disk keeps the newest of them only.
-    return RecordKind("states", b"s", unit_bytes, max_at_once=2)
+    return RecordKind("states", unit_bytes, max_at_once=2)
 
 
 class DiskCache:

@@ -18,7 +18,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import count
 from typing import Any, NamedTuple
@@ -46,23 +46,48 @@ _INSTALL = "KV events need pyzmq: pip install 'mlxserve[fleet]'. Or leave kv_eve
 _CLEARED: dict[str, Any] = {"type": "AllBlocksCleared"}
 
 
+class Group(NamedTuple):
+    """Layers that keep the same of a sequence, as vLLM's KV cache groups.
+
+    name: of the kind that keeps it
+    spec: vLLM's word for the kind
+    window: positions that such a layer sees; None without a window
+    """
+
+    name: str
+    spec: str
+    window: int | None = None
+
+
+PAGES = Group("pages", "full_attention")
+
+
 class _Told(NamedTuple):
-    """A page that is stored on a medium, or the hash of one that was removed from it."""
+    """A page that is stored on a medium, or the hash of one that was removed from it.
+
+    group: number of the group that keeps it
+    """
 
     page: Stored | bytes
     medium: str
+    group: int
 
 
 class KvEvents:
     """A publisher. All methods but the thread's are for the engine's thread, and return at once."""
 
     def __init__(
-        self, config: KvEventsConfig, page_size: int, names: Mapping[bytes, str | None]
+        self,
+        config: KvEventsConfig,
+        page_size: int,
+        names: Mapping[bytes, str | None],
+        groups: Sequence[Group] = (PAGES,),
     ) -> None:
         """Bind the addresses, and start the thread.
 
         page_size: tokens in a page
         names: name of the adapter, or None for the model alone, by the roots of their pages without a salt
+        groups: the model's, that of the full pages first
 
         Raises InvalidConfig if pyzmq is missing, or an address cannot be bound.
         """
@@ -72,7 +97,7 @@ class KvEvents:
             raise InvalidConfig(_INSTALL, option="kv_events") from error
         self._zmq = zmq
         self.page_size = page_size
-        self._batches = Batches(page_size, names)
+        self._batches = Batches(page_size, names, groups)
         self._max_queued = config.max_queue_size
         self._queue: deque[_Told | None] = deque()  # None: all is cleared
         self._topic = config.topic.encode()
@@ -102,13 +127,16 @@ class KvEvents:
             if not _is_own(address):
                 log.warning("Whoever reaches %s reads the token ids of all prompts", address)
 
-    def stored(self, page: Stored, /, medium: str = MEDIUM) -> bool:
-        """Tell of a page that is on a medium now; in memory by default."""
-        return self._put(_Told(page, medium))
+    def stored(self, page: Stored, /, medium: str = MEDIUM, group: int = 0) -> bool:
+        """Tell of a page that is on a medium now; in memory by default.
 
-    def removed(self, hash_: bytes, /, medium: str = MEDIUM) -> bool:
+        group: number of the group whose unit of this page it is
+        """
+        return self._put(_Told(page, medium, group))
+
+    def removed(self, hash_: bytes, /, medium: str = MEDIUM, group: int = 0) -> bool:
         """Tell of a page that is no longer on a medium; in memory by default."""
-        return self._put(_Told(hash_, medium))
+        return self._put(_Told(hash_, medium, group))
 
     def cleared(self) -> None:
         self._queue.clear()
@@ -210,10 +238,23 @@ class KvEvents:
 class Batches:
     """The messages of one model's events."""
 
-    def __init__(self, page_size: int, names: Mapping[bytes, str | None]) -> None:
-        """names: as in KvEvents."""
+    def __init__(
+        self,
+        page_size: int,
+        names: Mapping[bytes, str | None],
+        groups: Sequence[Group] = (PAGES,),
+    ) -> None:
+        """names, groups: as in KvEvents."""
         self._page_size = page_size
         self._names = names
+        # What each group adds to its events: nothing if there is one alone, as defaults are left out.
+        self._stored: list[dict[str, Any]] = [{} for _ in groups]
+        self._removed: list[dict[str, Any]] = [{} for _ in groups]
+        for number, group in enumerate(groups if len(groups) > 1 else ()):
+            self._removed[number] = {"group_idx": number}
+            self._stored[number] = {"group_idx": number, "kv_cache_spec_kind": group.spec}
+            if group.window is not None:
+                self._stored[number]["kv_cache_spec_sliding_window"] = group.window
 
     def encode(self, events: list[_Told | None], now: float) -> bytes:
         """Return the payload of these events, of which those of one chain of pages become one.
@@ -221,30 +262,32 @@ class Batches:
         None stands for AllBlocksCleared. now: seconds since 1970
         """
         told: list[dict[str, Any]] = []
-        # The page that a following one of its medium is joined to.
-        last: tuple[bytes, str] | None = None
+        # The page that a following one of its medium and group is joined to.
+        last: tuple[bytes, str, int] | None = None
+        # Medium and group of the pages that were just removed.
+        removed: tuple[str, int] | None = None
         for event in events:
             if event is None:
                 told.append(_CLEARED)
-                last = None
+                last = removed = None
                 continue
-            page, medium = event
+            page, medium, group = event
             if isinstance(page, Stored):
-                if last != (page.parent, medium):
-                    told.append(self._new(page, medium))
+                if last != (page.parent, medium, group):
+                    told.append(self._new(page, medium, group))
                 _extend(told[-1], page)
-                last = page.hash, medium
+                last, removed = (page.hash, medium, group), None
                 continue
-            last = None
-            if told and told[-1]["type"] == "BlockRemoved" and told[-1]["medium"] == medium:
-                told[-1]["block_hashes"].append(block_hash(page))
-            else:
-                hashes = [block_hash(page)]
-                told.append({"type": "BlockRemoved", "block_hashes": hashes, "medium": medium})
+            if removed != (medium, group):
+                none: list[int] = []
+                told.append({"type": "BlockRemoved", "block_hashes": none, "medium": medium})
+                told[-1] |= self._removed[group]
+            told[-1]["block_hashes"].append(block_hash(page))
+            last, removed = None, (medium, group)
         payload: bytes = msgpack.packb([now, told, 0])
         return payload
 
-    def _new(self, page: Stored, medium: str) -> dict[str, Any]:
+    def _new(self, page: Stored, medium: str, group: int) -> dict[str, Any]:
         event: dict[str, Any] = {
             "type": "BlockStored",
             "block_hashes": [],
@@ -258,7 +301,7 @@ class Batches:
         if page.parent is None and page.root not in self._names:
             # As vLLM, with the first block alone. A digest stands for the salt, which nobody may learn.
             event["extra_keys"] = [[page.root.hex()]]
-        return event
+        return event | self._stored[group]
 
 
 def _extend(event: dict[str, Any], page: Stored) -> None:

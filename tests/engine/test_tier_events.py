@@ -17,7 +17,7 @@ from mlxserve.core.kv_events import KvEventsConfig
 from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.disk.files import DiskFiles
 from mlxserve.disk.tier import UNLIMITED, DiskTier, Tier
-from mlxserve.engine.kv_events import DISK, MEDIUM, STORAGE, KvEvents
+from mlxserve.engine.kv_events import DISK, MEDIUM, PAGES, STORAGE, Group, KvEvents
 from mlxserve.engine.tier_events import TierEvents
 from mlxserve.hub.files import find_model
 from mlxserve.request import Request
@@ -36,24 +36,42 @@ class Subscriber:
     pages: dict[str, set[bytes]] = field(
         default_factory=lambda: {MEDIUM: set(), DISK: set(), STORAGE: set()}
     )
+    # (medium, group, hash) of the other groups' units
+    units: set[tuple[str, int, bytes]] = field(default_factory=set)
 
-    def stored(self, page: Stored, /, medium: str = MEDIUM) -> bool:
+    def stored(self, page: Stored, /, medium: str = MEDIUM, group: int = 0) -> bool:
         if not self._takes():
             return False
-        assert page.hash not in self.pages[medium], "a page was stored twice"
-        self.pages[medium].add(page.hash)
+        known = self._known(medium, group)
+        assert page.hash not in known, "a page was stored twice"
+        self._change(medium, group, known | {page.hash})
         return True
 
-    def removed(self, hash_: bytes, /, medium: str = MEDIUM) -> bool:
+    def removed(self, hash_: bytes, /, medium: str = MEDIUM, group: int = 0) -> bool:
         if not self._takes():
             return False
-        self.pages[medium].remove(hash_)
+        known = self._known(medium, group)
+        assert hash_ in known, "a page was removed that was not told of"
+        self._change(medium, group, known - {hash_})
         return True
 
     def cleared(self) -> None:
         self.num_events = 0
         for pages in self.pages.values():
             pages.clear()
+        self.units.clear()
+
+    def _known(self, medium: str, group: int) -> set[bytes]:
+        if not group:
+            return self.pages[medium]
+        return {each[2] for each in self.units if each[:2] == (medium, group)}
+
+    def _change(self, medium: str, group: int, known: set[bytes]) -> None:
+        if not group:
+            self.pages[medium] = known
+            return
+        self.units -= {each for each in self.units if each[:2] == (medium, group)}
+        self.units |= {(medium, group, hash_) for hash_ in known}
 
     def close(self) -> None:
         """Nothing to end."""
@@ -120,6 +138,47 @@ def test_records_of_windows_and_states_are_no_pages(disk: Tier) -> None:
     assert disk.save([(page(1).hash + suffix, b"x") for suffix in (b"w", b"s")]) == 2
     assert disk.flush(LONG)
     assert not subscriber.pages[DISK]
+
+
+GROUPS = (PAGES, Group("windows", "sliding_window", 40), Group("states", "mamba"))
+
+
+def test_units_of_other_kinds_are_told_of_while_the_page_is_known(disk: Tier) -> None:
+    subscriber = Subscriber()
+    events = TierEvents(subscriber, {DISK: disk}, GROUPS, max_remembered=1)
+    first, second = page(1), page(2)
+    events.unit_stored("states", first.hash)  # before its page
+    assert not subscriber.units
+    events.stored(first)
+    events.stored(second)
+    events.unit_stored("windows", second.hash)
+    assert subscriber.units == {(MEDIUM, 2, first.hash), (MEDIUM, 1, second.hash)}
+    assert disk.save([(second.hash + b"w", b"x"), (second.hash + b"?", b"x")]) == 2
+    assert disk.flush(LONG)
+    events.unit_removed("states", first.hash)
+    assert subscriber.units == {(MEDIUM, 1, second.hash), (DISK, 1, second.hash)}
+    events.removed(second.hash)
+    events.unit_removed("windows", second.hash)
+    events.unit_stored("windows", second.hash)
+    assert len(subscriber.units) == 2, "an evicted page's tokens are remembered"
+    events.removed(first.hash)
+    assert not subscriber.units, "of the second page the tokens are forgotten"
+    events.unit_removed("windows", second.hash)  # nobody expects it
+
+
+def test_after_a_restart_units_are_told_of_anew(disk: Tier) -> None:
+    subscriber = Subscriber()
+    events = TierEvents(subscriber, {DISK: disk}, GROUPS)
+    events.stored(page(1))
+    for kind in ("windows", "states"):
+        events.unit_stored(kind, page(1).hash)
+    events.cleared()
+    events.units_cleared("states")
+    assert not subscriber.units
+    events.stored(page(1))
+    assert subscriber.units == {(MEDIUM, 1, page(1).hash)}, "the window is still there"
+    events.units_cleared("windows")
+    assert not subscriber.units
 
 
 def test_records_of_a_tier_that_has_failed_are_removed(tmp_path: Path) -> None:

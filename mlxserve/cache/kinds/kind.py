@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple, Protocol, Self, TypeVar
+from typing import NamedTuple, Protocol, Self, TypeVar, runtime_checkable
 
 from mlxserve.cache.kinds.reclaim import Reclaimer
 from mlxserve.cache.pages import PagePool
@@ -83,6 +83,20 @@ class UnitKind(Protocol):
 
     def unsaved(self, request: LiveRequest, is_on_disk: Has, /) -> Units:
         """Return the units to write before the request releases its pages, which loses them."""
+
+
+@runtime_checkable
+class UnitEvents(Protocol):
+    """Takes which units of a kind beside the full pages are in memory. Its methods return at once."""
+
+    def unit_stored(self, kind: str, hash_: bytes, /) -> None:
+        """The unit with this hash can be found now; `kind` is the name of its kind."""
+
+    def unit_removed(self, kind: str, hash_: bytes, /) -> None:
+        """The unit with this hash is in memory no longer."""
+
+    def units_cleared(self, kind: str, /) -> None:
+        """None of the kind's units is in memory: it begins anew."""
 
 
 class Room:

@@ -16,6 +16,7 @@ from math import inf
 
 from mlxserve.cache.ends import End
 from mlxserve.cache.kinds.end_reclaimer import EndReclaimer
+from mlxserve.cache.kinds.kind import UnitEvents
 from mlxserve.cache.kinds.reclaim import Resize
 from mlxserve.cache.kinds.state_names import StateNames
 from mlxserve.cache.pages import PagePool
@@ -45,15 +46,24 @@ class StateEnds(EndReclaimer):
     weight = 100.0  # of most models; `Balance` knows better where memory is shared
 
     def __init__(
-        self, num_slots: int, pool: PagePool, stats: StateStats, num_held: Callable[[], int]
+        self,
+        num_slots: int,
+        pool: PagePool,
+        stats: StateStats,
+        num_held: Callable[[], int],
+        events: UnitEvents | None = None,
     ) -> None:
         """Begin empty, with all slots.
 
         pool: full pages, whose hashes identify the states
         num_held: returns the slots that running requests and planned states take
+        events: what findable states are reported to
         """
         super().__init__()
         self.pool = pool
+        self.events = events
+        if events is not None:
+            events.units_cleared(self.name)
         self._stats = stats
         self._num_slots = num_slots
         self._num_held = num_held
@@ -115,6 +125,8 @@ class StateEnds(EndReclaimer):
             self.names.drop(id_)
             return
         self._ids[path[-1]] = id_
+        if self.events is not None:
+            self.events.unit_stored(self.name, path[-1])
         self._stats.num_snapshots = len(self._ids)
         num_tokens, clock = len(path) * self.pool.page_size, self.pool.order.clock
         self._ends.add(path[-1:], num_tokens, clock, self._ends.last_before(path))
@@ -187,6 +199,9 @@ class StateEnds(EndReclaimer):
 
     def _reclaim(self, hashes: list[bytes]) -> None:
         self.names.drop(*map(self._ids.pop, hashes))
+        if self.events is not None:
+            for hash_ in hashes:
+                self.events.unit_removed(self.name, hash_)
         self._stats.num_snapshots = len(self._ids)
         self._stats.num_evicted += len(hashes)
 

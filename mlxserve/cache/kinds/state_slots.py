@@ -27,7 +27,7 @@ from functools import partial
 from math import inf
 
 from mlxserve.cache.kinds.draft_states import DraftStates, num_needed
-from mlxserve.cache.kinds.kind import EndKind, Has, Room, Start, Units, Uses
+from mlxserve.cache.kinds.kind import EndKind, Has, Room, Start, UnitEvents, Units, Uses
 from mlxserve.cache.kinds.state_ends import PROMPT_STATES, StateEnds
 from mlxserve.cache.kinds.turn_ends import likely_ends
 from mlxserve.cache.pages import PagePool
@@ -72,10 +72,12 @@ class StateSlots(EndKind):
         stats: StateStats | None = None,
         *,
         is_replayed: bool = False,
+        events: UnitEvents | None = None,
     ) -> None:
         """Take the pool of full pages, whose hashes identify the snapshots.
 
         is_replayed: the model keeps one state for all rows of a draft
+        events: what findable snapshots are reported to
         """
         self.stats = stats or StateStats()
         self._pool = pool
@@ -85,11 +87,17 @@ class StateSlots(EndKind):
         self._next_id = 0
         self._drafts = DraftStates()
         self._num_lacking = 0  # slots that drafts of the next step lack
-        self.reclaimer = self._ends = StateEnds(num_slots, pool, self.stats, self._num_held)
+        self.reclaimer = self._ends = StateEnds(num_slots, pool, self.stats, self._num_held, events)
         self.room = StateRoom(self._ends)
 
     def renewed(self, pool: PagePool) -> StateSlots:
-        return StateSlots(self._ends.max_units, pool, self.stats, is_replayed=self._is_replayed)
+        return StateSlots(
+            self._ends.max_units,
+            pool,
+            self.stats,
+            is_replayed=self._is_replayed,
+            events=self._ends.events,
+        )
 
     # ---- prefix hits
 
