@@ -178,8 +178,16 @@ class StoreRecords(Records):
 
     def touch_all(self, used: Mapping[Path, float]) -> dict[Path, bool]:
         """Count all as used now, by the store's own clock; which of them are gone is not told."""
+
+        def touch(client: redis.Redis) -> None:
+            # One key at a time: those of a node of a cluster may be in several slots.
+            with client.pipeline(transaction=False) as pipeline:
+                for path in used:
+                    pipeline.touch(str(path))
+                pipeline.execute()
+
         if used:
-            self._call(lambda client: client.touch(*map(str, used)))
+            self._call(touch)
         return dict.fromkeys(used, True)
 
     def touch(self, path: Path, used: float) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import shutil
 import signal
 import subprocess
+from collections.abc import Mapping
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -28,9 +30,22 @@ def need_store() -> str:
 class RedisServer:
     """A server without files. Its data is lost when it is stopped."""
 
-    def __init__(self, folder: Path, *options: str, password: str | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *options: str,
+        password: str | None = None,
+        client_options: Mapping[str, Any] = MappingProxyType({}),
+        program: str | None = None,
+    ) -> None:
+        """Start it.
+
+        options: of the server
+        client_options: what this object's own client needs to connect
+        """
         self._password = password
-        self._program = need_store()
+        self._client_options = client_options
+        self._program = program or need_store()
         [self.port] = free_ports(1)
         self.url = f"redis://127.0.0.1:{self.port}"
         self._folder, self._options = folder, options
@@ -40,8 +55,9 @@ class RedisServer:
     def start(self) -> None:
         command = [self._program, "--bind", "127.0.0.1", "--port", str(self.port)]
         command += ["--save", "", "--appendonly", "no", "--dir", str(self._folder)]
+        options = [option.replace("PORT", str(self.port)) for option in self._options]
         self._process = subprocess.Popen(
-            [*command, *self._options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            [*command, *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
         wait_until(self._answers, complaint="the store does not start")
 
@@ -56,7 +72,9 @@ class RedisServer:
         import redis
 
         word = password or self._password
-        return redis.Redis(port=self.port, socket_timeout=10, password=word)
+        return redis.Redis(
+            "127.0.0.1", self.port, socket_timeout=10, password=word, **self._client_options
+        )
 
     def keys(self) -> list[bytes]:
         """Keys of records, in order."""
