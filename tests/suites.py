@@ -12,6 +12,7 @@ import pytest
 _FOLDERS = {
     "tests/emulator/tests": "emulator",
     "tests/perf/simulation": "instruments",
+    "tests/perf/simulation/fleet": "instruments",
     "tests/training/tests": "instruments",
 }
 # Files that take longest come first, so that no worker ends with one of them while the others idle.

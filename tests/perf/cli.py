@@ -180,6 +180,30 @@ def simulate(
 
 
 @app.command()
+def fleet(
+    servers: Annotated[
+        list[int] | None, typer.Option(min=1, help="Number of servers; may be repeated.")
+    ] = None,
+    seconds: Annotated[
+        float, typer.Option(min=1, help="Simulated seconds that are counted, after half as many.")
+    ] = 600.0,
+    seed: Annotated[int, typer.Option(help="Of the agents and the failures.")] = 0,
+    plot: Annotated[Path | None, typer.Option(help="Write the plot to this SVG file.")] = None,
+) -> None:
+    """Agents over many servers, simulated: what each policy of a router finds, and how long prompts wait."""
+    from rich.console import Console
+
+    from tests.perf.simulation.fleet.plot import figure, table
+    from tests.perf.simulation.fleet.runs import SIZES, run_all
+
+    with Console(stderr=True).status("") as status:
+        results = run_all(servers or SIZES, seconds, seed, status.update)
+    Console(width=150).print(table(results))
+    if plot is not None:
+        plot.write_text(figure(results), encoding="utf-8")
+
+
+@app.command()
 def kv_dtype(
     model: ModelOption = "mlxserve-mini",
     text: Annotated[
