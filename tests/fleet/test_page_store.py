@@ -113,6 +113,24 @@ def test_a_conversation_goes_on_at_another_server(
         expect_found(found, second, new=20)
 
 
+def test_a_conversation_of_8000_tokens_goes_on_at_another_server(
+    write_model: Callable[..., Path], store: RedisServer, tmp_path: Path
+) -> None:
+    folder = str(write_model(tmp_path, "llama", max_position_embeddings=16_384))
+    options: dict[str, Any] = {**OPTIONS, "num_pages": 560, "max_model_len": 8400}
+    first = some(8000)
+    with LLM(folder, **options) as alone:
+        answer = ask(alone, first).token_ids
+        second = [*first, *answer, *some(40, seed=5)]
+        expected = ask(alone, second).token_ids
+    with LLM(folder, page_store=store.url, **options) as a:
+        assert ask(a, first).token_ids == answer
+    with LLM(folder, page_store=store.url, **options) as b:
+        found = ask(b, second)
+    assert found.token_ids == expected
+    expect_found(found, second, new=40)
+
+
 def test_images_are_found_by_their_contents(tmp_path: Path, store: RedisServer) -> None:
     folder = str(write_vision_model(tmp_path, "qwen3_vl"))
     text = " Say it in a few words, and then say it once more, please."
