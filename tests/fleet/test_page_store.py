@@ -116,7 +116,8 @@ def test_a_conversation_goes_on_at_another_server(
 def test_a_conversation_of_8000_tokens_goes_on_at_another_server(
     write_model: Callable[..., Path], store: RedisServer, tmp_path: Path
 ) -> None:
-    folder = str(write_model(tmp_path, "llama", max_position_embeddings=16_384))
+    sizes = {"max_position_embeddings": 16_384, "num_hidden_layers": 1}
+    folder = str(write_model(tmp_path, "llama", **sizes))
     options: dict[str, Any] = {**OPTIONS, "num_pages": 560, "max_model_len": 8400}
     first = some(8000)
     with LLM(folder, **options) as alone:
