@@ -24,7 +24,7 @@ from tests.engine.test_kv_events import PAGE, free_addresses, replay
 
 WINDOW = 24
 LONG = 60.0
-SPECS = {
+SPECS: dict[str, dict[int, tuple[str | None, int | None]]] = {
     "llama": {0: (None, None)},
     "gpt_oss": {0: ("full_attention", None), 1: ("sliding_window", WINDOW)},
     "qwen3_next": {0: ("full_attention", None), 1: ("mamba", None)},
