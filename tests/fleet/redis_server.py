@@ -59,7 +59,11 @@ class RedisServer:
         self._process = subprocess.Popen(
             [*command, *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
-        wait_until(self._answers, complaint="the store does not start")
+        try:
+            wait_until(self._answers, complaint="the store does not start")
+        except AssertionError:
+            self.stop()
+            raise
 
     def _answers(self) -> bool:
         import redis
