@@ -109,7 +109,7 @@ class ChatApp(App[None]):
         self.answering.server.on_deleted = self._chat_deleted
         self._draft = Draft(self, window, chat, self.link, read_document)
         self.browsing = Browsing(chat, self.answering, self._draft, window, home.exports)
-        placing = Placing(chat, self._draft, window)
+        placing = Placing(chat, self.answering.server, self._draft, window)
         self._revising = Revising(chat, self.link, self.answering, self._draft, window)
         self._sampling = SamplingChoice(chat, self.answering, self._draft, window, home.presets)
         self._model_switch = ModelSwitch(self, self.link, self.answering, models, chat)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from mlxserve.history.folders import BadFolderName
 from tui.actions.browsing import NO_MESSAGES
 from tui.actions.draft import Draft
+from tui.actions.server_answers import ServerAnswers
 from tui.chat.open_chat import OpenChat
 from tui.widgets.window import ChatWindow
 
@@ -16,6 +17,7 @@ class Placing:
     """The commands `/pin` and `/folder`."""
 
     _open_chat: OpenChat
+    _server: ServerAnswers
     _draft: Draft
     _window: ChatWindow
 
@@ -26,6 +28,7 @@ class Placing:
             self._window.notify(NO_MESSAGES)
             return
         await self._open_chat.place(is_pinned=not chat.is_pinned)
+        self._server.announce()
         self._window.notify(
             "This chat is no longer pinned."
             if chat.is_pinned
@@ -47,6 +50,7 @@ class Placing:
             self._draft.begin(f"/folder {name}")
             self._window.notify(f"The chat is not moved: {error}.", severity="error")
             return
+        self._server.announce()
         moved = self._open_chat.chat
         folder = "" if moved is None else moved.folder
         self._window.notify(

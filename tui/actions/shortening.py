@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from mlxserve.history.context import last_to_go
 from mlxserve.history.messages import StoredMessage
 from tui.actions.server_link import ServerLink
 from tui.chat.open_chat import OpenChat
@@ -43,7 +44,7 @@ class Shortening:
 
     async def leave_out_oldest(self) -> bool:
         """Free about half of the context. False if nothing can be left out."""
-        last = self._open_chat.last_to_go(self._context // 2)
+        last = self._last_to_go(self._context // 2)
         if last is None:
             await self._window.transcript.say(_TOO_LONG, is_error=True)
             return False
@@ -53,7 +54,7 @@ class Shortening:
     async def summarise(self) -> bool:
         """Replace all but the newest messages by a summary. False if that failed."""
         connection = self._link.connection
-        last = self._open_chat.last_to_go(self._context // 8)
+        last = self._last_to_go(self._context // 8)
         if connection is None or last is None:
             await self._window.transcript.say(_NOTHING, is_error=True)
             return False
@@ -67,6 +68,10 @@ class Shortening:
             return False
         await self._open_chat.leave_out(last, summary)
         return True
+
+    def _last_to_go(self, kept: int) -> StoredMessage | None:
+        """Return the answer up to which messages must go to keep at most `kept` tokens."""
+        return last_to_go(self._open_chat.path, self._open_chat.left_out, kept)
 
     @property
     def _context(self) -> int:

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
-from mlxserve.history.context import last_to_go, num_left_out, sent_messages, used_tokens
+from mlxserve.history.context import num_left_out, sent_messages, used_tokens
 from mlxserve.history.identity import identity_of
 from mlxserve.history.messages import (
     ChatRecord,
@@ -68,10 +68,6 @@ class OpenChat:
     def used_tokens(self) -> int:
         """Context tokens that are in use before the next question."""
         return used_tokens(self.path, self.left_out)
-
-    def last_to_go(self, kept: int) -> StoredMessage | None:
-        """Return the answer up to which messages must go to keep at most `kept` tokens."""
-        return last_to_go(self.path, self.left_out, kept)
 
     def wire(
         self, last: StoredMessage | None = None, *, reads_files: bool = True
