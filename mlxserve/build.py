@@ -295,7 +295,7 @@ def _events(
     publisher = config.kv_publisher
     if publisher is None:
         return None
-    from mlxserve.engine.kv_events import DISK, PAGES, STORAGE, Group, KvEvents
+    from mlxserve.engine.kv_events import DISK, PAGES, STORAGE, BlockGroup, KvEvents
     from mlxserve.engine.tier_events import TierEvents
 
     view = View(files.name, _salted_by(config, files))
@@ -305,9 +305,9 @@ def _events(
         names[root(adapted.page_salt(None))] = adapted.name
     groups = [PAGES]
     if part.group is not None and part.windows is not None:
-        groups.append(Group(WindowPages.name, "sliding_window", part.group.window.size))
+        groups.append(BlockGroup(WindowPages.name, "sliding_window", part.group.window.size))
     if config.num_state_slots is not None:
-        groups.append(Group(StateSlots.name, "mamba"))
+        groups.append(BlockGroup(StateSlots.name, "mamba"))
     events = KvEvents(publisher, config.page_size, names, groups)
     tiers = {} if disk is None else {DISK: disk.disk, STORAGE: disk.store}
     if not tiers and len(groups) == 1:

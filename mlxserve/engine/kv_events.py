@@ -46,7 +46,7 @@ _INSTALL = "KV events need pyzmq: pip install 'mlxserve[fleet]'. Or leave kv_eve
 _CLEARED: dict[str, Any] = {"type": "AllBlocksCleared"}
 
 
-class Group(NamedTuple):
+class BlockGroup(NamedTuple):
     """Layers that keep the same of a sequence, as vLLM's KV cache groups.
 
     name: of the kind that keeps it
@@ -59,7 +59,7 @@ class Group(NamedTuple):
     window: int | None = None
 
 
-PAGES = Group("pages", "full_attention")
+PAGES = BlockGroup("pages", "full_attention")
 
 
 class _Told(NamedTuple):
@@ -81,7 +81,7 @@ class KvEvents:
         config: KvEventsConfig,
         page_size: int,
         names: Mapping[bytes, str | None],
-        groups: Sequence[Group] = (PAGES,),
+        groups: Sequence[BlockGroup] = (PAGES,),
     ) -> None:
         """Bind the addresses, and start the thread.
 
@@ -242,7 +242,7 @@ class Batches:
         self,
         page_size: int,
         names: Mapping[bytes, str | None],
-        groups: Sequence[Group] = (PAGES,),
+        groups: Sequence[BlockGroup] = (PAGES,),
     ) -> None:
         """names, groups: as in KvEvents."""
         self._page_size = page_size

@@ -19,7 +19,7 @@ from mlxserve.cache.events import PageEvents, Stored
 from mlxserve.cache.hashing import HASH_SIZE
 from mlxserve.disk.tier import Tier
 from mlxserve.engine.disk_cache import SUFFIXES
-from mlxserve.engine.kv_events import MEDIUM, PAGES, Group
+from mlxserve.engine.kv_events import MEDIUM, PAGES, BlockGroup
 
 # Evicted pages whose tokens are remembered: 0.5 KB each with pages of 32 tokens.
 MAX_REMEMBERED = 1 << 16
@@ -43,7 +43,7 @@ class TierEvents:
         self,
         publisher: Publisher,
         tiers: Mapping[str, Tier],
-        groups: Sequence[Group] = (PAGES,),
+        groups: Sequence[BlockGroup] = (PAGES,),
         max_remembered: int = MAX_REMEMBERED,
     ) -> None:
         """Follow the records of `tiers`, by the medium that subscribers know each as.

@@ -17,7 +17,7 @@ from mlxserve.core.kv_events import KvEventsConfig
 from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.disk.files import DiskFiles
 from mlxserve.disk.tier import UNLIMITED, DiskTier, Tier
-from mlxserve.engine.kv_events import DISK, MEDIUM, PAGES, STORAGE, Group, KvEvents
+from mlxserve.engine.kv_events import DISK, MEDIUM, PAGES, STORAGE, BlockGroup, KvEvents
 from mlxserve.engine.tier_events import TierEvents
 from mlxserve.hub.files import find_model
 from mlxserve.request import Request
@@ -140,7 +140,7 @@ def test_records_of_windows_and_states_are_no_pages(disk: Tier) -> None:
     assert not subscriber.pages[DISK]
 
 
-GROUPS = (PAGES, Group("windows", "sliding_window", 40), Group("states", "mamba"))
+GROUPS = (PAGES, BlockGroup("windows", "sliding_window", 40), BlockGroup("states", "mamba"))
 
 
 def test_units_of_other_kinds_are_told_of_while_the_page_is_known(disk: Tier) -> None:
