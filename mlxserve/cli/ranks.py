@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 
 from mlxserve.cli.streams import print_error, print_safe
 from mlxserve.core.errors import InvalidConfig
-from mlxserve.ranks.environment import DOOR
+from mlxserve.ranks.environment import LENDER
 
 if TYPE_CHECKING:
-    from mlxserve.cli.door import Door
+    from mlxserve.cli.lent_listener import ListenerLender
 
 STOP = b"stop\n"
 RANKS_ENDED = 70  # exit code, so that a service manager starts them again
@@ -114,7 +114,7 @@ class BackOff:
 
 def run_again(
     processes: RankProcesses,
-    door: Door,
+    lender: ListenerLender,
     start: Callable[[], int],
     back_off: BackOff,
     advice: str,
@@ -130,11 +130,11 @@ def run_again(
 
     while True:
         code = start()
-        if processes.is_stopped or door.has_ended:
+        if processes.is_stopped or lender.has_ended:
             return 0
-        if not door.was_ready:
+        if not lender.was_ready:
             return code
-        seconds = back_off.seconds_after(door.pop_ready_seconds())
+        seconds = back_off.seconds_after(lender.pop_ready_seconds())
         if seconds is None:
             if back_off.num_failures > 1:
                 print_error(
@@ -144,7 +144,7 @@ def run_again(
                 print_error("the ranks have ended by themselves.")
             return RANKS_ENDED
         reason = "A rank has failed, and all ranks start again"
-        door.refuse(
+        lender.refuse(
             ApiError(503, f"{reason}. Try again in a moment.", code="restarting", headers=_RETRY)
         )
         print_safe(f"{reason} in {seconds:g} s.", to=sys.stderr)
@@ -164,11 +164,13 @@ def run_by_launcher(hostfile: str, backend: str, port: int) -> int | None:
     return None if processes.is_stopped else code
 
 
-def launcher_command(hostfile: str, backend: str, port: int, door: Path | None = None) -> list[str]:
+def launcher_command(
+    hostfile: str, backend: str, port: int, lender: Path | None = None
+) -> list[str]:
     """The command that runs this one on every machine of `hostfile`. Raises InvalidConfig.
 
     port: the first one of the ring
-    door: where rank 0, if it is on this machine, gets its listener
+    lender: where rank 0, if it is on this machine, gets its listener
     """
     if not Path(hostfile).is_file():
         raise InvalidConfig(f"hostfile={hostfile} does not exist.", option="hostfile")
@@ -177,8 +179,8 @@ def launcher_command(hostfile: str, backend: str, port: int, door: Path | None =
     for name in _HANDED_ON:
         if (value := os.environ.get(name)) is not None:
             chosen += ["--env", f"{name}={value}"]
-    if door is not None:
-        chosen += ["--env", f"{DOOR}={door}"]
+    if lender is not None:
+        chosen += ["--env", f"{LENDER}={lender}"]
     launcher = [program, "--hostfile", hostfile, "--starting-port", str(port), *chosen, "--"]
     return [*launcher, *own_command()]
 

@@ -33,7 +33,7 @@ from mlxserve.cli.settings import ModelSettings, Settings
 from mlxserve.cli.streams import forget_unwritten, open_closed_streams, print_error, say
 from mlxserve.core.config import EngineConfig
 from mlxserve.disk.folder import default_bytes, disk_folder
-from mlxserve.ranks.environment import DOOR
+from mlxserve.ranks.environment import LENDER
 
 
 def serve(
@@ -90,7 +90,7 @@ def _serve(
     from mlxserve.api.server import logs
     from mlxserve.api.server.connection import Limits
     from mlxserve.api.server.server import bind, reachable_url, stop_at_end_of_input, url_of
-    from mlxserve.cli.door import Guest
+    from mlxserve.cli.lent_listener import LentListener
     from mlxserve.system import machine
 
     logs.configure(server.log_level)
@@ -98,11 +98,11 @@ def _serve(
     if (opened := opened_without_key(access)) is not None:
         logging.getLogger(__name__).warning(opened)
     limits = Limits.from_config(server).within(machine.allow_open_files())
-    guest = Guest.from_environment()
-    with bind(server.host, server.port) if guest is None else guest.listener as listener:
+    lent = LentListener.from_environment()
+    with bind(server.host, server.port) if lent is None else lent.listener as listener:
         config = models[0].config
         is_one_of_ranks = config.num_ranks > 1 and config.hostfile is not None
-        if is_private or is_one_of_ranks or guest is not None:
+        if is_private or is_one_of_ranks or lent is not None:
             stop_at_end_of_input(STOP)
         (registry, executor), url = build_registry(models, server), url_of(listener)
 
@@ -130,11 +130,11 @@ def _serve(
                 needs_key=needs_key,
                 is_private=is_private,
             ):
-                if guest is not None:
-                    guest.be_ready()
+                if lent is not None:
+                    lent.be_ready()
                 exit_code = running.run(listener)
-                if guest is not None and not exit_code:
-                    guest.end()
+                if lent is not None and not exit_code:
+                    lent.end()
                 return exit_code
         finally:
             forget_unwritten()
@@ -164,21 +164,21 @@ def _join_ranks(config: EngineConfig, server: ServerConfig, *, is_private: bool)
 def _start_ranks(config: EngineConfig, server: ServerConfig, *, is_private: bool) -> int:
     """Start all ranks, and again after a failure; return the exit code. Raises MlxServeError."""
     from mlxserve.api.server.server import bind, stop_at_end_of_input
-    from mlxserve.cli.door import Door
+    from mlxserve.cli.lent_listener import ListenerLender
 
     processes = RankProcesses(STOP)
     if is_private:
         stop_at_end_of_input(STOP)
-    with bind(server.host, server.port) as listener, Door(listener) as door:
+    with bind(server.host, server.port) as listener, ListenerLender(listener) as lender:
         environment: dict[str, str] = {}
         advice = "The log says why. Start the server again once that is mended."
         if config.hostfile is None:
             command = own_command()
-            environment[DOOR] = str(door.path)
+            environment[LENDER] = str(lender.path)
         else:
             first_port = config.master_port + 1
             command = launcher_command(
-                config.hostfile, config.distributed_backend, first_port, door.path
+                config.hostfile, config.distributed_backend, first_port, lender.path
             )
             advice = (
                 "The log says why. Check that every machine is awake and can be reached "
@@ -187,13 +187,18 @@ def _start_ranks(config: EngineConfig, server: ServerConfig, *, is_private: bool
 
         def start() -> int:
             code = processes.run(command, environment)
-            if config.hostfile is None or processes.is_stopped or door.has_ended or door.was_ready:
+            if (
+                config.hostfile is None
+                or processes.is_stopped
+                or lender.has_ended
+                or lender.was_ready
+            ):
                 return code
             # mlx.launch does not say how its ranks ended.
             print_error("the ranks have ended by themselves.")
             return RANKS_ENDED
 
-        return run_again(processes, door, start, BackOff(config.max_rank_restarts), advice)
+        return run_again(processes, lender, start, BackOff(config.max_rank_restarts), advice)
 
 
 def _with_server_defaults(config: EngineConfig) -> EngineConfig:

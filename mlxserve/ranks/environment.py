@@ -5,7 +5,7 @@ mlx.launch passes a process its rank by the environment, and so does rank 0 thos
     MLX_RANK                                its rank (OMPI_COMM_WORLD_RANK, PMI_RANK with MPI)
     MLX_HOSTFILE, MLX_JACCL_COORDINATOR     where rank 0 is, for the backends ring and jaccl
     MASTER_ADDR, MASTER_PORT                the same, if set: local ranks, and MPI
-    MLX_SERVER_DOOR                           who starts all ranks again if one fails (mlxserve/cli/door.py)
+    MLX_SERVER_LENDER                       who starts all ranks again if one fails (mlxserve/cli/lent_listener.py)
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ RANK = "MLX_RANK"
 HOSTFILE = "MLX_HOSTFILE"
 JACCL_COORDINATOR = "MLX_JACCL_COORDINATOR"
 MASTER_ADDR, MASTER_PORT = "MASTER_ADDR", "MASTER_PORT"
-DOOR = "MLX_SERVER_DOOR"
+LENDER = "MLX_SERVER_LENDER"
 _MPI_RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK")
 
 
@@ -56,7 +56,7 @@ def lead_address(port: int, environment: Mapping[str, str] = os.environ) -> tupl
 
 def starts_again(environment: Mapping[str, str] = os.environ) -> bool:
     """True if a process on this machine starts all ranks again when one has failed."""
-    path = environment.get(DOOR)
+    path = environment.get(LENDER)
     return path is not None and path != "" and Path(path).exists()
 
 

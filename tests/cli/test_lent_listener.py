@@ -1,4 +1,4 @@
-"""Door: an address that answers whichever process serves on it, and while none does."""
+"""A listener that is lent: an address that answers whichever process serves on it, and while none does."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ import pytest
 
 from mlxserve.api.errors import ApiError
 from mlxserve.api.server.server import bind
-from mlxserve.cli.door import Door, Guest
+from mlxserve.cli.lent_listener import LentListener, ListenerLender
 from mlxserve.core.errors import MlxServeError
-from mlxserve.ranks.environment import DOOR, starts_again
+from mlxserve.ranks.environment import LENDER, starts_again
 from tests.waiting import wait_until
 
 REFUSAL = ApiError(503, "Wait.", code="restarting", headers={"retry-after": "5"})
@@ -30,11 +30,11 @@ def listener() -> Iterator[socket.socket]:
 
 
 @contextmanager
-def guest_of(door: Door) -> Iterator[Guest]:
-    guest = Guest.from_environment({DOOR: str(door.path)})
-    assert guest is not None
-    with guest, guest.listener:
-        yield guest
+def lent_by(lender: ListenerLender) -> Iterator[LentListener]:
+    lent = LentListener.from_environment({LENDER: str(lender.path)})
+    assert lent is not None
+    with lent, lent.listener:
+        yield lent
 
 
 def asked(listener: socket.socket, path: str) -> tuple[int, dict[str, str], object]:
@@ -49,8 +49,8 @@ def asked(listener: socket.socket, path: str) -> tuple[int, dict[str, str], obje
 
 
 def test_every_dialect_is_refused_while_nobody_serves(listener: socket.socket) -> None:
-    with Door(listener) as door:
-        door.refuse(REFUSAL)
+    with ListenerLender(listener) as lender:
+        lender.refuse(REFUSAL)
         status, headers, body = asked(listener, "/v1/chat/completions")
         assert (status, headers["retry-after"]) == (503, "5")
         assert body == {
@@ -67,46 +67,46 @@ def test_every_dialect_is_refused_while_nobody_serves(listener: socket.socket) -
 
 
 def test_a_guest_answers_on_the_same_listener_once_it_is_ready(listener: socket.socket) -> None:
-    with Door(listener) as door:
-        door.refuse(REFUSAL)
-        with guest_of(door) as guest:
+    with ListenerLender(listener) as lender:
+        lender.refuse(REFUSAL)
+        with lent_by(lender) as lent:
             assert asked(listener, "/health")[0] == 503, "until it is ready"
-            assert not door.was_ready
-            guest.be_ready()
+            assert not lender.was_ready
+            lent.be_ready()
             with socket.create_connection(listener.getsockname(), timeout=60) as client:
-                guest.listener.settimeout(60)
-                peer, _ = guest.listener.accept()
+                lent.listener.settimeout(60)
+                peer, _ = lent.listener.accept()
                 with peer:
                     assert peer.getpeername() == client.getsockname()
-            assert door.was_ready
-        assert door.pop_ready_seconds() > 0
-        assert door.pop_ready_seconds() == 0
-        door.refuse(REFUSAL)
+            assert lender.was_ready
+        assert lender.pop_ready_seconds() > 0
+        assert lender.pop_ready_seconds() == 0
+        lender.refuse(REFUSAL)
         assert asked(listener, "/health")[0] == 503, "after it has gone"
-        assert not door.has_ended
-        with guest_of(door) as guest:
-            guest.end()
-            wait_until(lambda: door.has_ended)
+        assert not lender.has_ended
+        with lent_by(lender) as lent:
+            lent.end()
+            wait_until(lambda: lender.has_ended)
 
 
 def test_the_door_is_for_this_user_and_leaves_nothing_behind(listener: socket.socket) -> None:
-    with Door(listener) as door:
-        mode = stat.S_IMODE(os.stat(door.path.parent).st_mode)
+    with ListenerLender(listener) as lender:
+        mode = stat.S_IMODE(os.stat(lender.path.parent).st_mode)
         assert mode == 0o700
-        assert starts_again({DOOR: str(door.path)})
-    assert not door.path.parent.exists()
-    assert not starts_again({DOOR: str(door.path)})
+        assert starts_again({LENDER: str(lender.path)})
+    assert not lender.path.parent.exists()
+    assert not starts_again({LENDER: str(lender.path)})
 
 
-@pytest.mark.parametrize("environment", [{}, {DOOR: ""}, {DOOR: "/nowhere/door"}])
+@pytest.mark.parametrize("environment", [{}, {LENDER: ""}, {LENDER: "/nowhere/lender"}])
 def test_without_a_door_on_this_machine_there_is_no_guest(environment: dict[str, str]) -> None:
-    assert Guest.from_environment(environment) is None
+    assert LentListener.from_environment(environment) is None
     assert not starts_again(environment)
 
 
 def test_a_door_whose_process_has_died_is_an_error(tmp_path: Path) -> None:
-    path = tmp_path / "door"
+    path = tmp_path / "lender"
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(path))
     with pytest.raises(MlxServeError, match="Whoever started the ranks has ended"):
-        Guest.from_environment({DOOR: str(path)})
+        LentListener.from_environment({LENDER: str(path)})

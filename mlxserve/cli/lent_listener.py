@@ -1,11 +1,11 @@
 """A server's address that outlives the processes that serve on it.
 
-Door    the process that starts them: owns the listener, and answers with an error while nobody serves
-Guest   a process that serves: is lent the listener, and says when it is ready and when it has ended
+ListenerLender    of the process that starts them: owns the listener, and answers with an error while nobody serves
+LentListener      of a process that serves, the borrower: says when it is ready and when it has ended
 
-guest ── connects by a Unix socket ──▶ door      the listener
-      ── ready ──▶  ◀── go ──                    the door answers nothing any more
-      ── ended ──▶  ◀── go ──                    in order, and not by a failure
+borrower ── connects by a Unix socket ──▶ lender      the listener
+         ── ready ──▶  ◀── go ──                       the lender answers nothing any more
+         ── ended ──▶  ◀── go ──                       in order, and not by a failure
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from typing import Self
 from mlxserve.api.errors import ApiError
 from mlxserve.api.server.refusing import Refusing
 from mlxserve.core.errors import MlxServeError
-from mlxserve.ranks.environment import DOOR
+from mlxserve.ranks.environment import LENDER
 
 _READY, _GO, _ENDED = b"ready\n", b"go\n", b"ended\n"
 _MAX_LINE = 64
 
 
-class Door:
+class ListenerLender:
     """Owns a listener, and a Unix socket by which it is lent. A context manager."""
 
     def __init__(
@@ -39,18 +39,18 @@ class Door:
         self._listener = listener
         self._clock = clock
         self._folder = tempfile.TemporaryDirectory(prefix="mlxserve-")  # of this user alone
-        self.path = Path(self._folder.name, "door")
+        self.path = Path(self._folder.name, "lender")
         self._server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._server.bind(str(self.path))
         self._server.listen()
         self._lock = threading.Lock()
         self._refusing: Refusing | None = None
         self._ready_at: float | None = None
-        # A guest has been ready, has ended in order.
+        # A borrower has been ready, has ended in order.
         self.was_ready = self.has_ended = False
 
     def __enter__(self) -> Self:
-        threading.Thread(target=self._accept, name="mlxserve-door", daemon=True).start()
+        threading.Thread(target=self._accept, name="mlxserve-lender", daemon=True).start()
         return self
 
     def __exit__(
@@ -66,12 +66,12 @@ class Door:
         self._folder.cleanup()
 
     def pop_ready_seconds(self) -> float:
-        """Return for how long the last guest has been ready, once it has gone; 0 if it never was."""
+        """Return for how long the last borrower has been ready, once it has gone; 0 if it never was."""
         began, self._ready_at = self._ready_at, None
         return 0.0 if began is None else self._clock() - began
 
     def refuse(self, error: ApiError) -> None:
-        """Answer every request with an error, until the next guest is ready."""
+        """Answer every request with an error, until the next borrower is ready."""
         self._admit()
         with self._lock:
             self._refusing = Refusing(self._listener, error)
@@ -94,7 +94,7 @@ class Door:
                 self._listen(connection)
 
     def _listen(self, connection: socket.socket) -> None:
-        """Take what a guest says until it ends."""
+        """Take what a borrower says until it ends."""
         with connection.makefile("rb") as lines:
             while line := lines.readline(_MAX_LINE):
                 if line == _READY:
@@ -106,8 +106,8 @@ class Door:
                     connection.sendall(_GO)
 
 
-class Guest:
-    """A process that serves on a listener that it was lent."""
+class LentListener:
+    """The listener that this process was lent, to serve on it."""
 
     def __init__(self, connection: socket.socket) -> None:
         """Raises OSError."""
@@ -118,12 +118,12 @@ class Guest:
         self.listener = socket.socket(fileno=numbers[0])
 
     @classmethod
-    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Guest | None:
-        """Return the guest of the door that the environment names; None without one on this machine.
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> LentListener | None:
+        """Return the listener of the lender that the environment names; None without one on this machine.
 
         Raises MlxServeError.
         """
-        path = environment.get(DOOR)
+        path = environment.get(LENDER)
         if not path or not Path(path).exists():
             return None
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -143,7 +143,7 @@ class Guest:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Leave. A guest that has not ended has failed, as the door sees it."""
+        """Leave. A borrower that has not ended has failed, as the lender sees it."""
         self._connection.close()
 
     def be_ready(self) -> None:
