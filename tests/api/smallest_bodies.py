@@ -21,6 +21,8 @@ ADDED: Mapping[str, Mapping[str, Any]] = {
     "OllamaEmbedRequest": {"input": "x"},
     "OllamaEmbeddingsRequest": {"prompt": "x"},
 }
+# These reply with events until the client leaves.
+ENDLESS = ("/api/v1/kv/map", "/api/v1/chats/events")
 _VALUES: Mapping[str, Any] = {"string": "x", "boolean": False, "integer": 1, "number": 1}
 
 

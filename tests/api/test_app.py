@@ -20,6 +20,7 @@ from mlxserve.api.openai.schema import ChatRequest, CompletionRequest
 from mlxserve.api.responses.schema import ResponsesRequest
 from mlxserve.core.version import __version__
 from tests.api.fake_chat import FakeChat
+from tests.api.smallest_bodies import ENDLESS
 
 CHAT = "/v1/chat/completions"
 JSON = {"content-type": "application/json"}
@@ -223,7 +224,9 @@ def test_no_reply_of_any_route_is_sniffed(chat: FakeChat) -> None:
     ):
         for route in app.routes:
             assert isinstance(route, Route)
-            for method in ("GET", "POST", "DELETE", "OPTIONS"):
+            # The reply to GET may not end.
+            read = "HEAD" if route.path in ENDLESS else "GET"
+            for method in (read, "POST", "DELETE", "OPTIONS"):
                 reply = client.request(method, route.path, headers=headers)
                 assert reply.headers["x-content-type-options"] == "nosniff", (method, route.path)
                 statuses.add(reply.status_code)

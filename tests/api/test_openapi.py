@@ -16,9 +16,9 @@ from starlette.testclient import TestClient
 
 from mlxserve.api.errors import speaks_ollama
 from tests.api.serving import StartServer
+from tests.api.smallest_bodies import ENDLESS
 
 NUM_EXAMPLES = int(os.environ.get("SCHEMATHESIS_EXAMPLES", "6"))  # of each route; more on demand
-ENDLESS = ("/api/v1/kv/map", "/api/v1/chats/events")  # send events until the server ends
 
 
 @pytest.fixture

@@ -41,8 +41,11 @@ SMALLEST: dict[str, dict[str, Any]] = {
     "/api/v1/cache/forget": {"conversations": [[USER]]},
 }
 # Those of chats need a chat, and those of tools a server of tools: test_chats.py and test_tools.py in tests/api/native.
-# Those of downloads are for the server's own user: tests/api/test_downloads.py.
-_ELSEWHERE = ("/api/v1/chats", "/api/v1/tools", "/api/v1/downloads", "/api/v1/models/use")
+# Those of downloads and saved prompts are for the server's own user: tests/api/test_downloads.py, test_saved_prompts.py.
+_ELSEWHERE = (
+    *("/api/v1/chats", "/api/v1/tools", "/api/v1/downloads", "/api/v1/models/use"),
+    "/api/v1/prompts",
+)
 ROUTES = {
     route.path: route
     for route in create_app(FakeChat()).routes
