@@ -148,9 +148,13 @@ def test_a_document_is_computed_once_for_all_questions_also_after_a_restart(
     def asked(question: str, *flags: str) -> float:
         done = mlxserve("run", "-f", str(file), question, "--stats", "--max-tokens", "2", *flags)
         assert done.code == 0, done.err
-        found = re.search(r"prompt (\d+) tokens \((\d+) cached\)", done.err)
-        assert found is not None
-        return int(found[2]) / int(found[1])
+        label = r"prompt ([\d,]+) tokens \((?:0 cached|.* ([\d,]+) tokens computed)\)"
+        found = re.search(label, done.err)
+        assert found is not None, done.err
+        num_tokens, num_computed = (
+            int((each or found[1]).replace(",", "")) for each in found.groups()
+        )
+        return 1 - num_computed / num_tokens
 
     disk = ("--disk-cache-size", "1", "--disk-cache-dir", str(tmp_path / "pages"))
     home.start(*disk)
