@@ -111,6 +111,8 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(test_answers, "PATIENCE", 5.0)
 
 
+# A claim that fails leaves its followers' connections to the garbage collection.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("name", FOUND)
 def test_a_rule_that_is_broken_is_found(name: str, request: pytest.FixtureRequest) -> None:
     FOUND[name].check_found(request, (AssertionError, StoreError))

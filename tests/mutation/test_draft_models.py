@@ -107,8 +107,8 @@ FOUND: dict[str, Bug] = {
     "draw with the noise of the position before": Bug(
         Drafter,
         "_guess",
-        "self._seed), chunk.end)",
-        "self._seed), chunk.end - 1)",
+        "chunk.end,",
+        "chunk.end - 1,",
         tokens.test_a_model_that_drafts_for_itself_guesses_every_token,
         {"params": tokens.SAMPLING[1]},
     ),

@@ -430,7 +430,7 @@ FOUND_BY_CLAIM: dict[str, Bug] = {
         "_draft",
         "if guide is None:",
         "if True:",
-        test_drafts.test_a_guided_answer_has_no_drafts_from_its_text,
+        test_drafts.test_a_guided_answer_has_no_drafts_without_masks,
     ),
     "preempt by arrival alone": Bug(
         Preemption,

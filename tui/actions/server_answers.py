@@ -23,7 +23,7 @@ from tui.chat.followed_answer import EventQueue, FollowedAnswer
 from tui.chat.open_chat import OpenChat, images_of, parent_of_next
 from tui.chat.operations import Operation
 from tui.talk.connection import ServerConnection
-from tui.talk.errors import ChatBusy, ChatError, StaleChat
+from tui.talk.errors import ChatBusy, ChatError, NoReply, StaleChat
 from tui.widgets.window import ChatWindow
 from tui.workers import start_worker
 
@@ -133,13 +133,22 @@ class ServerAnswers:
             answer_id = await chat.connection.client.chats.begin(chat.chat_id, ask)
         except ChatError as error:
             chat.is_asking = False
+            if isinstance(error, NoReply) and not await self._has_gone_on(chat):
+                return False
             await self._show_refusal(error, chat, question)
             return True
-        await self._show_branch(chat)
+        # The server leaves the branch of an answer that the model refuses, and that may have happened by now.
+        await self._show_branch(chat, answer_id)
         if question is not None:
             self._window.composer.remember(question.text)
         await self._follow(chat, answer_id, is_own=True)
         return True
+
+    async def _has_gone_on(self, chat: FollowedChat) -> bool:
+        """True if something was written in the chat since it was shown: a lost reply may have been of that."""
+        before = self._open_chat.leaf_id
+        await self._open_chat.open(chat.chat_id)
+        return self._open_chat.leaf_id != before
 
     async def _show_refusal(
         self, error: ChatError, chat: FollowedChat, question: NewQuestion | None
@@ -162,9 +171,9 @@ class ServerAnswers:
         if (chat := self._following.chat) is not None:
             await self._show_branch(chat)
 
-    async def _show_branch(self, chat: FollowedChat) -> None:
-        """Show the branch that the store shows now."""
-        await self._open_chat.open(chat.chat_id)
+    async def _show_branch(self, chat: FollowedChat, message_id: int | None = None) -> None:
+        """Show the branch that the store shows now, or the one through a message."""
+        await self._open_chat.open(chat.chat_id, message_id)
         await self._window.show(self._open_chat)
 
     async def _follow(self, chat: FollowedChat, answer_id: int, *, is_own: bool) -> None:

@@ -7,6 +7,10 @@ class ChatError(Exception):
     """A failure to show to the user: one sentence on what happened, one on what to do."""
 
 
+class NoReply(ChatError):
+    """The server cannot be reached, or the connection to it was lost before its reply."""
+
+
 class ContextFull(ChatError):
     """The conversation and its answer do not fit into the model's context."""
 

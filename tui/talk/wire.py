@@ -11,7 +11,7 @@ import httpx
 
 from mlxserve.system.terminal_text import one_line
 from mlxserve.system.well_formed import well_formed
-from tui.talk.errors import ChatError, ContextFull, NoEngine, ToolsRefused
+from tui.talk.errors import ChatError, ContextFull, NoEngine, NoReply, ToolsRefused
 from tui.talk.sse import EventReader, EventTooLarge, ServerEvent
 
 _MAX_ERROR_SIZE = 64 * 1024
@@ -26,7 +26,7 @@ def explained(url: str) -> Iterator[None]:
     try:
         yield
     except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-        raise ChatError(
+        raise NoReply(
             f"No server answers at {url}. Start one with `mlxserve serve`, "
             "or check the address given to --url."
         ) from error
@@ -35,7 +35,7 @@ def explained(url: str) -> Iterator[None]:
             f"The server at {url} took too long to respond. Try again in a moment."
         ) from error
     except httpx.TransportError as error:
-        raise ChatError(
+        raise NoReply(
             f"The connection to {url} was lost. The text so far is kept; press Ctrl+R to retry."
         ) from error
     except EventTooLarge as error:

@@ -69,7 +69,8 @@ def test_a_killed_server_loses_a_second_of_an_answer_at_most_which_goes_on(
         assert letters(stopped["text"]).startswith(seen)
         more = {"leaf_id": answer, "continues": answer, "max_tokens": 20, "seed": 1}
         assert client.post(f"{CHATS}/{chat}/answers", json=more).status_code == 200
-        assert back.wait_for("end")["state"] == "cut"
+        # Random weights may say that the answer has ended.
+        assert back.wait_for("end")["state"] in ("cut", "done")
         _, whole = client.get(f"{CHATS}/{chat}").json()["messages"]
         assert whole["text"].startswith(stopped["text"])
         assert len(whole["text"]) > len(stopped["text"])

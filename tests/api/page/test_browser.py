@@ -56,7 +56,9 @@ def test_an_answer_streams_and_the_map_moves(server: Process, visit: Open) -> No
         seen.ask("What is a page?")
         seen.wait_for_answers(2)
         note = page.locator(".assistant .note").last.inner_text()
-        assert re.search(r"cached [1-9]\d* of", note), "the second prompt begins with the first"
+        assert re.search(r"[1-9]\d* pages? of \d+ from the cache", note), (
+            "the second prompt begins with the first"
+        )
         assert re.search(r"\d+ / 4,096 tokens", page.inner_text("#context"))
         page.click("#new")
         assert page.locator(".message").count() == 0

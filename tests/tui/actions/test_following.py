@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Iterator
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, closing
 from typing import Any, TypeAlias
 
@@ -23,6 +24,7 @@ from tests.mcp.kept_settings import scripted, write_servers
 from tests.tui.chats_on_disk import branch, write_chat
 from tests.tui.terminals import Open, Terminal
 from tui.home import Home
+from tui.talk.chats_client import ChatsClient
 from tui.talk.connection import ConnectOptions, Connector
 from tui.widgets.call_dialog import CallDialog
 
@@ -63,6 +65,11 @@ def here(terminal: Open, home: Home, running: Running) -> OpenHere:
 def other(running: Running) -> httpx.AsyncClient:
     """Another client of the server, as the page is one."""
     return httpx.AsyncClient(base_url=running.url, timeout=60)
+
+
+def state_of(home: Home, message_id: int) -> State:
+    with closing(Store.open(home.chats)) as store:
+        return store.message(message_id).state
 
 
 async def heard(t: Terminal, page: Follower, name: str, number: int = 1) -> Any:
@@ -225,9 +232,23 @@ async def test_pages_hear_what_the_terminal_renames(here: OpenHere, running: Run
         page.close()
 
 
+@pytest.mark.parametrize(
+    "is_late", [False, True], ids=["as it comes", "refused before it is shown"]
+)
 async def test_a_chat_that_is_full_goes_on_shorter(
-    here: OpenHere, chat: FakeChat, home: Home
+    here: OpenHere, chat: FakeChat, home: Home, monkeypatch: pytest.MonkeyPatch, is_late: bool
 ) -> None:
+    begin = ChatsClient.begin
+
+    async def begin_late(client: ChatsClient, chat_id: int, ask: Mapping[str, Any]) -> int:
+        answer_id = await begin(client, chat_id, ask)
+        while (
+            is_late and chat.submit_error is not None and state_of(home, answer_id) != State.FAILED
+        ):
+            await asyncio.sleep(0.01)
+        return answer_id
+
+    monkeypatch.setattr(ChatsClient, "begin", begin_late)
     async with here() as t:
         for number, text in enumerate(("one", "two"), 1):
             await t.ask(text)

@@ -57,7 +57,7 @@ function noteOf({ role, state, error, stats, cuts, model }) {
     parts.push((completion_tokens / Math.max(1, completion_tokens - accepted_tokens)).toFixed(1) + " tokens a step");
   if (prompt_tokens && cached_tokens != null && page_size) {
     const [cached, all] = [Math.floor(cached_tokens / page_size), Math.ceil(prompt_tokens / page_size)];
-    parts.push(`${count(cached)} pages of ${count(all)} from the cache`);
+    parts.push(`${count(cached)} page${cached === 1 ? "" : "s"} of ${count(all)} from the cache`);
   } else if (prompt_tokens != null && cached_tokens != null)
     parts.push(`cached ${count(cached_tokens)} of ${count(prompt_tokens)} prompt tokens`);
   return parts.join(" · ");
