@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, closing
+from functools import partial
 from typing import Any, TypeAlias
 
 import httpx
@@ -23,6 +24,7 @@ from tests.api.serving import Running, serving
 from tests.mcp.kept_settings import scripted, write_servers
 from tests.tui.chats_on_disk import branch, write_chat
 from tests.tui.terminals import Open, Terminal
+from tests.waiting import wait_until
 from tui.home import Home
 from tui.talk.chats_client import ChatsClient
 from tui.talk.connection import ConnectOptions, Connector
@@ -31,6 +33,7 @@ from tui.widgets.call_dialog import CallDialog
 END = Delta("", (), (), FinishReason.STOP, Usage(5, 9, 0))
 SLOW = [Delta("Begun ", (66,)), HOLD, Delta("ended", (69,)), END]
 CHATS = "/api/v1/chats"
+PATIENCE = 60.0  # seconds
 
 OpenHere: TypeAlias = Callable[..., AbstractAsyncContextManager[Terminal]]
 
@@ -67,9 +70,9 @@ def other(running: Running) -> httpx.AsyncClient:
     return httpx.AsyncClient(base_url=running.url, timeout=60)
 
 
-def state_of(home: Home, message_id: int) -> State:
+def is_refused(home: Home, answer_id: int) -> bool:
     with closing(Store.open(home.chats)) as store:
-        return store.message(message_id).state
+        return store.message(answer_id).state is State.FAILED
 
 
 async def heard(t: Terminal, page: Follower, name: str, number: int = 1) -> Any:
@@ -242,10 +245,8 @@ async def test_a_chat_that_is_full_goes_on_shorter(
 
     async def begin_late(client: ChatsClient, chat_id: int, ask: Mapping[str, Any]) -> int:
         answer_id = await begin(client, chat_id, ask)
-        while (
-            is_late and chat.submit_error is not None and state_of(home, answer_id) != State.FAILED
-        ):
-            await asyncio.sleep(0.01)
+        if is_late and chat.submit_error is not None:
+            await asyncio.to_thread(wait_until, partial(is_refused, home, answer_id), PATIENCE)
         return answer_id
 
     monkeypatch.setattr(ChatsClient, "begin", begin_late)
