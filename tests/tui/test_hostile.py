@@ -96,6 +96,8 @@ LONG = [name for name, text in HOSTILE.items() if len(text) > 15_000]
 SHORT = [name for name in HOSTILE if name not in LONG]
 
 POSITIONED = re.compile(r"\x1b(?:\[[0-9;:]*m|\[[0-9;]*H)")
+# The shape of the mouse pointer, which Textual sets when what is under the pointer has changed.
+POINTER = re.compile(r"\x1b\]22;[a-z-]*(?:\x1b\\|\x07)")
 CONTROL = re.compile("[\x00-\x09\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f]")
 
 
@@ -209,7 +211,7 @@ def test_no_answer_controls_the_terminal(
 def sequences(written: Path) -> set[str]:
     """The kinds of escape sequences in the output, and its other control characters."""
     text = written.read_bytes().decode("utf-8", "replace")
-    unplaced = POSITIONED.sub("", text)
+    unplaced = POSITIONED.sub("", POINTER.sub("", text))
     # Not the last one, which may be written only in part by now.
     *found, _ = re.findall("\x1b.[^\x1b]{0,8}", unplaced)
     return {*found, *CONTROL.findall(text)}
