@@ -48,7 +48,7 @@ _FUSED_UNFORCED = tuple(dim for dim in _FUSED if dim not in _SLOWER_FUSED)
 
 @dataclass(frozen=True, slots=True)
 class CopiedChunks:
-    """How long chunks attend over copies of their pages.
+    """Says which long chunks attend over copies of their pages, and by which attention of MLX.
 
     first_rows: the fewest rows of such a chunk
     unfused_heads: the most query heads of a layer that is computed by MLX's unfused attention,
@@ -280,7 +280,7 @@ class Gathered:
 
 
 class _Way(Enum):
-    """How a chunk attends."""
+    """Names the ways in which a chunk may attend."""
 
     TILES = auto()
     COOPERATIVE = auto()

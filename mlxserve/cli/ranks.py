@@ -94,7 +94,7 @@ class RankProcesses:
 
 
 class BackOff:
-    """How long to wait after a failure, and when to give up."""
+    """Decides how long to wait after a failure, and when to give up."""
 
     def __init__(self, max_failures: int) -> None:
         self._max_failures = max_failures

@@ -20,7 +20,7 @@ _HEAD = struct.Struct("<BBHqIII")
 
 
 class Verb(IntEnum):
-    """What a message is. Comments name its fields besides `tier`, and its sender."""
+    """Names the kinds of messages. Comments say who sends each, and its fields besides `tier`."""
 
     SAVE = 1  # lead: kind, and units to read; names to save them under, and the times of their last use
     LOAD = 2  # lead: number of the load; names to read, until one is missing
@@ -85,7 +85,7 @@ class RankMessage:
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """What has changed in a tier of another rank.
+    """Tells what has changed in a tier of another rank.
 
     num_messages: taken before
     written, gone: names that can be read from now on, and that cannot, or were not saved

@@ -289,4 +289,4 @@ class RankTier(Tier):
 
 
 class RankDiskTier(RankTier, DiskTier):
-    """The same of files: its arguments are those of `DiskTier`."""
+    """Keeps rank 0's parts in files; it takes the arguments of `DiskTier`."""

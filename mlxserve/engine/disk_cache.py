@@ -46,7 +46,7 @@ class RecordKind:
 
     @property
     def suffix(self) -> bytes:
-        """What is appended to the hash of a page for a record's name."""
+        """Return the suffix that makes a record's name of the hash of a page."""
         return SUFFIXES[self.name]
 
     def record(self, hash_: bytes) -> bytes:

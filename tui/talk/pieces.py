@@ -55,7 +55,7 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class ChatEvent:
-    """What happened in a chat that a server keeps; `id` is for going on after it."""
+    """Tells what happened in a chat that a server keeps; a follower reconnects after its `id`."""
 
     name: str
     data: Mapping[str, Any]
