@@ -308,7 +308,7 @@ ATTENDING = tuple(kind for kind in ARCHITECTURES if kind not in STATEFUL | UNUSU
 # The others take more time than they add for every change: in the slow suite what differs in kind, in the
 # long one the rest.
 _IN_EVERY_RUN = {"gemma3_text", "gpt_oss", "qwen3_next"}
-_SLOW = {*UNUSUAL, "falcon_h1", "lfm2", "llama", "qwen3_moe", "gemma2"}
+_SLOW = {*UNUSUAL, "falcon_h1", "lfm2", "qwen3_moe", "gemma2"}
 
 
 def each_of(kinds: Iterable[str]) -> list[Any]:

@@ -81,15 +81,9 @@ def test_two_ranks_answer_what_one_process_does(
     same(answers_of_ranks(model_folder(kind), **options), alone(kind))
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize(
-    ("split", "kind"),
-    [
-        pytest.param("pipeline", "llama", marks=pytest.mark.slow),
-        *(
-            pytest.param(split, kind, marks=pytest.mark.ranks)
-            for split, kind in (("tensor", "llama"), ("pipeline", "qwen3_next"))
-        ),
-    ],
+    ("split", "kind"), [("pipeline", "llama"), ("tensor", "llama"), ("pipeline", "qwen3_next")]
 )
 def test_a_draft_model_on_rank_0_changes_no_token(
     split: str, kind: str, model_folder: Callable[[str], Path], tmp_path: Path, alone: Alone

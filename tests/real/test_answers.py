@@ -40,8 +40,9 @@ def test_the_tokenizer_is_the_files_own(smollm2: Path) -> None:
 def test_greedy_tokens_are_mlx_lms_in_a_batch_and_from_the_cache(
     llm: LLM, expected: list[tuple[int, ...]]
 ) -> None:
-    asked, wanted = prompts()[:-NUM_LONG], expected[:-NUM_LONG]
-    assert tokens_of(llm, asked) == wanted, "in a batch of 16"
+    some = slice(0, -NUM_LONG, 2)  # of every length
+    asked, wanted = prompts()[some], expected[some]
+    assert tokens_of(llm, asked) == wanted, "in a batch"
     outputs = llm.generate(asked, replace(GREEDY, max_tokens=8), use_tqdm=False)
     assert [output.token_ids for output in outputs] == [tokens[:8] for tokens in wanted], (
         "from the cache"

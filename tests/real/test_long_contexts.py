@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from pydoc_data.topics import topics
@@ -50,7 +51,7 @@ def compare_perplexity(file: str, num_tokens: int, begin: list[int]) -> None:
     assert found["q8"] == pytest.approx(found["auto"], rel=0.01)
 
 
-def compare_greedy(file: str, num_tokens: int, begin: list[int]) -> None:
+def compare_greedy(dtype: str, file: str, num_tokens: int, begin: list[int]) -> None:
     """The tokens after the text, also from the cache, as far as mlx-lm's choices are clear."""
     reference = MlxLm(file)
     ids = text_of(reference, num_tokens, begin)
@@ -58,23 +59,33 @@ def compare_greedy(file: str, num_tokens: int, begin: list[int]) -> None:
     clear = [t for t, _ in takewhile(lambda each: each[1] > CLEAR, zip(tokens, leads, strict=True))]
     assert len(clear) > 3
     del reference
-    for dtype in ("auto", "q8"):
-        options = {"num_pages": 600, "page_size": 32, "kv_cache_dtype": dtype}
-        with LLM(file, disable_log_stats=True, **options) as llm:
-            for is_cached in (False, True):
-                [output] = llm.generate([ids], GREEDY, use_tqdm=False)
-                assert list(output.token_ids[: len(clear)]) == clear, dtype
-                assert (output.usage.cached_tokens > num_tokens - 64) == is_cached
-            llm.check()
+    options = {"num_pages": 600, "page_size": 32, "kv_cache_dtype": dtype}
+    with LLM(file, disable_log_stats=True, **options) as llm:
+        for is_cached in (False, True):
+            [output] = llm.generate([ids], GREEDY, use_tqdm=False)
+            assert list(output.token_ids[: len(clear)]) == clear
+            assert (output.usage.cached_tokens > num_tokens - 64) == is_cached
+        llm.check()
+
+
+# Each takes minutes: what all of one model have in common would be a test of more than ten.
+each_comparison = pytest.mark.parametrize(
+    "compare",
+    [
+        pytest.param(compare_perplexity, id="perplexity"),
+        pytest.param(partial(compare_greedy, "auto"), id="greedy"),
+        pytest.param(partial(compare_greedy, "q8"), id="greedy in 8 bits"),
+    ],
+)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("compare", [compare_perplexity, compare_greedy])
+@each_comparison
 def test_smollm2_after_8000_tokens(compare: Compare, smollm2: Path) -> None:
     compare(str(smollm2), 8_000, [])
 
 
 @pytest.mark.real
-@pytest.mark.parametrize("compare", [compare_perplexity, compare_greedy])
+@each_comparison
 def test_gemma_after_16000_tokens(compare: Compare, gemma: str) -> None:
     compare(gemma, 16_000, [2])

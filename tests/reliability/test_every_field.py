@@ -27,7 +27,7 @@ from tests.reliability.hostile_fields import (
 )
 from tests.waiting import until
 
-SHARE = 13  # a prime: the share has every character, number and route
+SHARE = 23  # a prime: the share has every character, number and route
 
 
 @pytest.mark.slow

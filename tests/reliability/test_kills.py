@@ -11,7 +11,7 @@ from tests.reliability.kills import NUM_CLIENTS, kill_again_and_again
 
 
 @pytest.mark.parametrize(
-    "times", [pytest.param(3, marks=pytest.mark.slow), pytest.param(12, marks=pytest.mark.long)]
+    "times", [pytest.param(2, marks=pytest.mark.slow), pytest.param(12, marks=pytest.mark.long)]
 )
 def test_kills_under_load_leave_nothing_and_change_no_answer(
     times: int, write_model: Callable[..., Path], tmp_path: Path

@@ -11,7 +11,7 @@ from tests.reliability.side_by_side import run_side_by_side
 
 @pytest.mark.parametrize(
     "minutes",
-    [pytest.param(0.2, marks=pytest.mark.slow), pytest.param(1.5, marks=pytest.mark.long)],
+    [pytest.param(0.1, marks=pytest.mark.slow), pytest.param(1.5, marks=pytest.mark.long)],
 )
 def test_good_clients_are_answered_beside_hostile_ones(minutes: float, tmp_path: Path) -> None:
     """Some of the hour of `python -m tests.reliability side-by-side`."""

@@ -23,7 +23,10 @@ from tests.tui.contrast import Colour, contrast
 from tests.tui.terminals import Pane
 from tui.home import Home
 
-pytestmark = pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed"),
+]
 
 SGR = re.compile(r"\x1b\[([0-9;:]*)m")
 MIN_CONTRAST = 1.7  # of a word and its background; rules and borders may be fainter
@@ -111,8 +114,8 @@ def drag_over(pane: Pane, words: str, until: str) -> None:
 @pytest.mark.parametrize(
     ("size", "theme"),
     [
-        pytest.param((80, 24), "mlxserve-dark", marks=pytest.mark.slow, id="80x24-dark"),
-        pytest.param((120, 40), "mlxserve-light", marks=pytest.mark.long, id="120x40-light"),
+        pytest.param((80, 24), "mlxserve-dark", id="80x24-dark"),
+        pytest.param((120, 40), "mlxserve-light", id="120x40-light"),
     ],
 )
 def test_the_first_five_minutes(
