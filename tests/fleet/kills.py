@@ -327,7 +327,7 @@ def run_kills(
             sources += ["--kv-event-replay-source", f"{server.url}={replay}"]
         for server in servers:
             server.wait()
-        model = httpx.get(f"{servers[0].url}/v1/models").json()["data"][0]["id"]
+        model = httpx.get(f"{servers[0].url}/v1/models", timeout=_PATIENCE).json()["data"][0]["id"]
         command = [need_router(), "--policy", "kv_aware", *SESSIONS, *QUICK]
         command += ["--prometheus-port", str(free_ports(1)[0])]
         command += ["--worker-urls", *(server.url for server in servers)]

@@ -94,7 +94,7 @@ class Turns:
 
 def requests_of(server: Contender) -> int:
     """Return how many requests a server has answered."""
-    text = httpx.get(f"{server.url}/metrics").text
+    text = httpx.get(f"{server.url}/metrics", timeout=120).text
     names = ("mlxserve:request_success_total", "vllm:request_success_total")
     rows = [line for line in text.splitlines() if line.startswith(names)]
     return sum(int(float(line.split()[-1])) for line in rows)

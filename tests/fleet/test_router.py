@@ -89,10 +89,9 @@ def test_a_conversation_goes_on_where_its_pages_are() -> None:
 
 
 def test_load_is_spread_and_no_answer_changes_when_a_server_and_the_store_are_killed(
-    tmp_path: Path,
+    store: RedisServer,
 ) -> None:
     """Both are killed under load: what was under way is asked again, and every answer is that of before."""
-    store = RedisServer(tmp_path)
     with a_room(3, "kv_aware", "--page-store", store.url) as room:
         first = asyncio.run(converse(room))
         requests = [requests_of(server) for server in room.servers]
@@ -112,7 +111,6 @@ def test_load_is_spread_and_no_answer_changes_when_a_server_and_the_store_are_ki
         again = asyncio.run(converse(room, answered=kill))
         assert again.answers == first.answers
         assert len(again.answers) == 64
-    store.stop()
 
 
 def test_two_macs_and_one_address() -> None:
@@ -156,7 +154,10 @@ def test_a_page_store_on_the_mac_with_the_most_memory(tmp_path: Path) -> None:
         with our_server("mac 2", MODEL, words, environment) as server:
             _, usage = say(server.url, messages)
             found = usage["cache"]
-            assert "mlxserve:page_store_hits_total" in httpx.get(f"{server.url}/metrics").text
+            assert (
+                "mlxserve:page_store_hits_total"
+                in httpx.get(f"{server.url}/metrics", timeout=120).text
+            )
         assert found["tokens_from_store"] == found["num_tokens"] >= 96  # type: ignore[index]
     finally:
         store.stop()

@@ -50,7 +50,7 @@ def spoiled(*kernels: str, error: Exception | None = None) -> MetalBackend:
     return MetalBackend(factory)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_every_op_of_every_dtype_is_right(fast_backend: MetalBackend) -> None:
     checks = list(check_ops(fast_backend, [64], []))
     assert [(check.dtype, check.is_quantised, check.op) for check in checks] == [

@@ -17,7 +17,7 @@ from mlxserve.system import machine
 
 machine.import_mlx_lm()
 
-from mlxserve import SamplingParams, build  # noqa: E402
+from mlxserve import SamplingParams, engine_part  # noqa: E402
 from mlxserve.core.config import EngineConfig  # noqa: E402
 from mlxserve.core.forward_work import WorkBudget  # noqa: E402
 from mlxserve.engine.step_time_model import StepTimeModel  # noqa: E402
@@ -44,7 +44,7 @@ def _delay() -> None:
 
 
 def _observe(found: dict[str, Any]) -> None:
-    measure, launch, budget_of = build.measure_step, ModelRunner.launch, StepTimeModel.work_budget
+    measure, launch, budget_of = engine_part.measure_step, ModelRunner.launch, StepTimeModel.work_budget
     budgets: list[WorkBudget | None] = []
 
     def measured(*inputs: Any, **options: Any) -> StepPeak:
@@ -64,7 +64,7 @@ def _observe(found: dict[str, Any]) -> None:
             found.setdefault("steps", []).append([rows, work / whole, now.amount / whole])
         return launch(self, chunks, *inputs)
 
-    setattr(build, "measure_step", measured)  # noqa: B010
+    setattr(engine_part, "measure_step", measured)  # noqa: B010
     setattr(StepTimeModel, "work_budget", budget)  # noqa: B010
     setattr(ModelRunner, "launch", launched)  # noqa: B010
 
