@@ -105,38 +105,37 @@ class MlxLm:
         return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
 
     def greedy(self, ids: Sequence[int], num_tokens: int) -> tuple[list[int], list[float]]:
-        from mlx_lm.models.cache import make_prompt_cache
-
-        mx, cache = self.mx, make_prompt_cache(self.model)
-        tokens: list[int] = []
-        leads: list[float] = []
-        rows = list(ids)
-        while len(tokens) < num_tokens:
-            for start in range(0, len(rows), _ROWS):
-                logits = self.model(mx.array([rows[start : start + _ROWS]]), cache=cache)
-                mx.eval(logits)
-            best = mx.sort(mx.topk(logits[0, -1], 2))
-            tokens.append(int(mx.argmax(logits[0, -1])))
-            leads.append(float(best[1] - best[0]))
-            rows = tokens[-1:]
+        _, tokens, leads = self.go_on(ids, 0, num_tokens)
         return tokens, leads
 
-    def log_likelihoods(self, ids: Sequence[int], last: int | None = None) -> list[float]:
-        """As in `Reference`; with `last` only those of so many tokens at the end."""
+    def log_likelihoods(self, ids: Sequence[int]) -> list[float]:
+        losses, _, _ = self.go_on(ids, len(ids) - 1, 0)
+        return [-loss for loss in losses]
+
+    def go_on(
+        self, ids: Sequence[int], last: int, num_tokens: int
+    ) -> tuple[list[float], list[int], list[float]]:
+        """One pass: (-ln p of the `last` tokens of `ids`, the most probable ones after it, their leads)."""
         from mlx_lm.models.cache import make_prompt_cache
 
         mx, cache = self.mx, make_prompt_cache(self.model)
-        first = 0 if last is None else len(ids) - 1 - last
-        found: list[float] = []
-        for start in range(0, len(ids) - 1, _ROWS):
+        losses: list[float] = []
+        for start in range(0, len(ids), _ROWS):
             logits = self.model(mx.array([list(ids[start : start + _ROWS])]), cache=cache)[0]
             following = ids[start + 1 : start + _ROWS + 1]
             scores = logits[: len(following)]
-            scores = scores - mx.logsumexp(scores, axis=-1, keepdims=True)
             chosen = mx.take_along_axis(scores, mx.array(following)[:, None], 1)[:, 0]
-            mx.eval(chosen)
-            found += chosen.tolist()[max(0, first - start) :]
-        return found
+            lost = mx.logsumexp(scores, axis=-1) - chosen
+            mx.eval(lost, logits)
+            losses += lost.tolist()
+        tokens: list[int] = []
+        leads: list[float] = []
+        while len(tokens) < num_tokens:
+            best = mx.sort(mx.topk(logits[-1], 2))
+            tokens.append(int(mx.argmax(logits[-1])))
+            leads.append(float(best[1] - best[0]))
+            logits = self.model(mx.array([tokens[-1:]]), cache=cache)[0]
+        return losses[len(losses) - last :], tokens, leads
 
 
 def _llama(fields: Mapping[str, Any]) -> Any:
