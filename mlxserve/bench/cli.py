@@ -14,13 +14,12 @@ from mlxserve.bench.report import Report, as_words
 from mlxserve.bench.serving import WORKLOADS, bench_serving
 from mlxserve.bench.synthetic import PREFIX, synthetic_model
 from mlxserve.bench.table import bench_table
+from mlxserve.system.command_help import PlainTyper
 
-app = typer.Typer(
+app = PlainTyper(
     help="Measure this machine, always next to a baseline in the same run.",
-    no_args_is_help=True,
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    rich_markup_mode=None,
 )
 
 ModelOption = Annotated[

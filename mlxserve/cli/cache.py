@@ -19,10 +19,9 @@ from mlxserve.disk.files import model_folders, model_of, scan
 from mlxserve.disk.folder import disk_folder
 from mlxserve.disk.index import DiskIndex
 from mlxserve.disk.record import FoundFile
+from mlxserve.system.command_help import PlainTyper
 
-app = typer.Typer(
-    rich_markup_mode=None,
-    no_args_is_help=True,
+app = PlainTyper(
     help="Look into the disk cache, make it smaller, or delete it. Servers may run meanwhile.",
 )
 

@@ -13,10 +13,9 @@ import typer
 
 from mlxserve.cli.streams import print_safe
 from mlxserve.core.errors import InvalidRequest
+from mlxserve.system.command_help import PlainTyper
 
-app = typer.Typer(
-    rich_markup_mode=None,
-    no_args_is_help=True,
+app = PlainTyper(
     help="List and sort your chats of the terminal and the page, export them, or import others.",
 )
 _FOLDER_WIDTH = 20  # columns of a folder's name

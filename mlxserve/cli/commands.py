@@ -9,7 +9,6 @@ immediate and `mlxserve chat` never loads mlx.
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 from mlxserve.api.config import ServerConfig
 from mlxserve.cli import (
@@ -38,6 +37,7 @@ from mlxserve.cli.options import PanelCommand, with_settings
 from mlxserve.cli.streams import print_safe
 from mlxserve.core.config import EngineConfig
 from mlxserve.core.version import __version__
+from mlxserve.system.command_help import PlainGroup, PlainTyper, write_commands
 
 # What other tools call our commands.
 _OTHER_NAMES = {
@@ -61,9 +61,6 @@ _ELSEWHERE = {
 _ELSEWHERE["settings"], _ELSEWHERE["upgrade"] = _ELSEWHERE["config"], _ELSEWHERE["update"]
 
 
-# Characters of a command's help: it is wrapped, not cut.
-_WHOLE = 200
-
 # The sections of `mlxserve --help`, in their order.
 _GROUPS = {
     "Use a model": ("chat", "chats", "run", "serve", "launch", "embed"),
@@ -81,7 +78,7 @@ _PLAINER = {
 }
 
 
-class Commands(TyperGroup):
+class Commands(PlainGroup):
     """A group with aliases that other tools use, and plain messages for unknown commands."""
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
@@ -96,11 +93,9 @@ class Commands(TyperGroup):
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the commands by groups, each with the whole first sentence of its help."""
         for title, names in _GROUPS.items():
-            commands = [(name, self.get_command(ctx, name)) for name in names]
-            with formatter.section(title):
-                formatter.write_dl(
-                    [(name, command.get_short_help_str(_WHOLE)) for name, command in commands]
-                )
+            write_commands(
+                formatter, title, [(name, self.get_command(ctx, name)) for name in names]
+            )
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -111,12 +106,10 @@ class Commands(TyperGroup):
             raise
 
 
-app = typer.Typer(
+app = PlainTyper(
     cls=Commands,
     context_settings={"help_option_names": ["-h", "--help"]},
-    rich_markup_mode=None,
     help="Chats and coding agents on your Mac that do not read the same prompt twice.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )

@@ -13,10 +13,9 @@ import typer
 from mlxserve.api.access.keys import Key, KeyFile, Scope, usual_file
 from mlxserve.cli.own_key import note, own_key_file, usual_keys
 from mlxserve.cli.streams import print_safe
+from mlxserve.system.command_help import PlainTyper
 
-app = typer.Typer(
-    rich_markup_mode=None,
-    no_args_is_help=True,
+app = PlainTyper(
     help="Create, list and revoke API keys. Running servers reload them at once.",
 )
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
 from mlxserve.api.config import ServerConfig
 from mlxserve.cli.completion import models_here
@@ -21,6 +20,7 @@ from mlxserve.cli.settings import Settings
 from mlxserve.cli.streams import print_safe
 from mlxserve.core.config import EngineConfig
 from mlxserve.core.option import NamedOption, Options, options_of
+from mlxserve.system.command_help import PlainCommand, help_record
 
 # Every config: a file serves all commands, so each command knows the options of all.
 SCHEMAS: tuple[type[Options], ...] = (ServerConfig, EngineConfig)
@@ -38,7 +38,7 @@ _ALL = "mlxserve.help_all"  # key of a context's `meta`
 _BASIC = {option.name for s in SCHEMAS for option in options_of(s) if option.declared.is_basic}
 
 
-class PanelCommand(TyperCommand):
+class PanelCommand(PlainCommand):
     """Plain help: the command's own options and the basic ones, or all, grouped by panel.
 
     typer's own panels are tables that cut long flags at 80 columns: --max-num-batched-t…
@@ -48,7 +48,7 @@ class PanelCommand(TyperCommand):
         shows_all = ctx.meta.get(_ALL, False)
         sections: dict[str, list[tuple[str, str]]] = {}
         for parameter in self.get_params(ctx):
-            record = parameter.get_help_record(ctx)
+            record = help_record(ctx, parameter)
             panel = getattr(parameter, "rich_help_panel", None)
             if record is None or not (shows_all or panel is None or parameter.name in _BASIC):
                 continue

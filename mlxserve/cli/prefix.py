@@ -14,10 +14,9 @@ from mlxserve.cli.piped import piped_text
 from mlxserve.cli.remote import Url, ask
 from mlxserve.cli.streams import print_safe
 from mlxserve.core.errors import InvalidRequest
+from mlxserve.system.command_help import PlainTyper
 
-app = typer.Typer(
-    rich_markup_mode=None,
-    no_args_is_help=True,
+app = PlainTyper(
     help="Keep named prompt prefixes computed on a running server.",
 )
 

@@ -16,14 +16,13 @@ from mlxserve.core.config import EngineConfig
 from mlxserve.core.option import options_of
 from mlxserve.service.choice import service_manager
 from mlxserve.service.unit import ServiceUnit, last_lines, log_file
+from mlxserve.system.command_help import PlainTyper
 
 _PATH_UNITS = ("file", "folder")
 _NUM_LINES = 10
 _NOT_RUNNING = 3  # exit status, as systemctl's and LSB's
 
-app = typer.Typer(
-    rich_markup_mode=None,
-    no_args_is_help=True,
+app = PlainTyper(
     help="Run the server as a service: started at login, restarted when it fails.",
 )
 

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
+import typer.main
+from typer import Context
 
+from mlxserve.cli.commands import app
 from mlxserve.core.version import __version__
 from tests.cli.commands import Run, error_line, mlxserve, python
 
@@ -56,6 +61,24 @@ def test_help_is_a_command_too(command: tuple[str, ...], run: Run) -> None:
     shown, usual = run("help", *command).out, run(*command, "--help").out
     assert shown.partition("\n")[2] == usual.partition("\n")[2], "all but the program's name"
     assert run("help", "fly").code == 2
+
+
+def test_no_commands_help_has_types_of_python_or_sentences_that_are_cut() -> None:
+    helps = dict(_helps("mlxserve", typer.main.get_command(app)))
+    assert "Usage: mlxserve key create [OPTIONS] NAME\n" in helps["mlxserve key create"]
+    assert len(helps) > 40
+    for text in helps.values():
+        signs = ("{", "list[", "<str>", "<int", "<float", "required]")
+        assert not [sign for sign in signs if sign in text], text
+        rows = text.partition("\nCommands:")[2].splitlines()
+        assert not [row for row in rows if row.endswith("...")], text
+
+
+def _helps(path: str, command: Any) -> Iterator[tuple[str, str]]:
+    """Yield the words of a command and of all that are below it, each with its help."""
+    yield path, command.get_help(Context(command, info_name=path))
+    for name, below in getattr(command, "commands", {}).items():
+        yield from _helps(f"{path} {name}", below)
 
 
 def test_help_imports_neither_mlx_nor_a_server() -> None:
