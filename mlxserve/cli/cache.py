@@ -20,6 +20,7 @@ from mlxserve.disk.folder import disk_folder
 from mlxserve.disk.index import DiskIndex
 from mlxserve.disk.record import FoundFile
 from mlxserve.system.command_help import PlainTyper
+from mlxserve.system.counted import counted
 
 app = PlainTyper(
     help="Look into the disk cache, make it smaller, or delete it. Servers may run meanwhile.",
@@ -154,14 +155,14 @@ def _delete(files: list[FoundFile]) -> None:
     for file in files:
         file.path.unlink(missing_ok=True)
     size = sum(file.size for file in files)
-    print_safe(f"{len(files)} pages deleted, {_words(size)}")
+    print_safe(f"{counted(len(files), 'page')} deleted, {_words(size)}")
 
 
 def _delete_prefixes(folders: list[Path]) -> None:
     files = [file for folder in folders for file in prefix_files(folder)]
     for file in files:
         file.unlink(missing_ok=True)
-    print_safe(f"{len(files)} files of named prefixes deleted")
+    print_safe(f"{counted(len(files), 'file')} of named prefixes deleted")
 
 
 def _words(size: int) -> str:

@@ -14,6 +14,7 @@ import typer
 from mlxserve.cli.streams import print_safe
 from mlxserve.core.errors import InvalidRequest
 from mlxserve.system.command_help import PlainTyper
+from mlxserve.system.counted import counted
 
 app = PlainTyper(
     help="List and sort your chats of the terminal and the page, export them, or import others.",
@@ -107,7 +108,7 @@ def export_(
         number = export_file(file.expanduser())
     except ChatFileError as error:
         raise InvalidRequest(str(error)) from error
-    print_safe(f"{number:,} chat{'' if number == 1 else 's'} exported to {file}")
+    print_safe(f"{counted(number, 'chat')} exported to {file}")
 
 
 @app.command(name="import")

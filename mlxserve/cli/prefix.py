@@ -15,6 +15,7 @@ from mlxserve.cli.remote import Url, ask
 from mlxserve.cli.streams import print_safe
 from mlxserve.core.errors import InvalidRequest
 from mlxserve.system.command_help import PlainTyper
+from mlxserve.system.counted import counted
 
 app = PlainTyper(
     help="Keep named prompt prefixes computed on a running server.",
@@ -43,7 +44,7 @@ def add(
     if system:
         body = {"messages": [{"role": "system", "content": text}]}
     added = ask(url, "PUT", _path(name), body)
-    print_safe(f"{added['id']}: {added['num_tokens']} tokens")
+    print_safe(f"{added['id']}: {counted(added['num_tokens'], 'token')}")
 
 
 @app.command(name="list")

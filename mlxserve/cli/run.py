@@ -28,6 +28,7 @@ from mlxserve.core.config import EngineConfig
 from mlxserve.core.errors import InvalidParameter, InvalidRequest, ModelNotFound
 from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.images.data_urls import data_url
+from mlxserve.system.counted import counted
 from mlxserve.text.documents.document import NOT_ALL_READ
 from tui.chat.sampling import HIGHEST_TEMPERATURE
 
@@ -344,9 +345,9 @@ async def _stream_answer(
 
 def _prompt_label(num_tokens: int, num_cached: int, num_pages: int) -> str:
     """Format a prompt's tokens, and how much of it was found in the cache."""
-    computed = f"{num_tokens - num_cached:,} tokens computed"
-    pages = f"{num_pages:,} page{'' if num_pages == 1 else 's'} from the cache, {computed}"
-    return f"prompt {num_tokens:,} tokens ({pages if num_pages else f'{num_cached:,} cached'})"
+    computed = f"{counted(num_tokens - num_cached, 'token')} computed"
+    pages = f"{counted(num_pages, 'page')} from the cache, {computed}"
+    return f"prompt {counted(num_tokens, 'token')} ({pages if num_pages else f'{num_cached:,} cached'})"
 
 
 def _speed(num_tokens: int, to_first: float, after_first: float) -> str:
@@ -355,4 +356,5 @@ def _speed(num_tokens: int, to_first: float, after_first: float) -> str:
     to_first, after_first: seconds to the first token and after it
     """
     rate = (num_tokens - 1) / after_first if after_first > 0 else 0.0
-    return f"answer {num_tokens} tokens, first after {to_first:.2f} s, then {rate:.1f} tokens/s"
+    answer = f"answer {counted(num_tokens, 'token')}, first after {to_first:.2f} s"
+    return f"{answer}, then {rate:.1f} tokens/s" if num_tokens > 1 else answer

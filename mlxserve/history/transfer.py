@@ -20,6 +20,7 @@ from mlxserve.history.imports import (
     title_in,
 )
 from mlxserve.history.store import Store
+from mlxserve.system.counted import counted
 from mlxserve.system.files import open_regular, read_opened, write_new
 
 _ZIP = b"PK\x03\x04"
@@ -38,7 +39,7 @@ class ImportReport:
 
     def describe(self) -> str:
         """Describe the imported chats in a line."""
-        parts = [f"{self.num_imported:,} chat{'' if self.num_imported == 1 else 's'} imported"]
+        parts = [f"{counted(self.num_imported, 'chat')} imported"]
         if self.num_present:
             parts.append(f"{self.num_present:,} were here already")
         if self.num_refused:

@@ -190,7 +190,7 @@ class Scheduler:
         num_waiting = self.roster.num_waiting
         if num_waiting >= self.config.max_num_waiting:
             raise QueueFull(
-                f"{num_waiting} requests are waiting, and no more may "
+                f"the queue is full: {num_waiting} waiting, and no more may "
                 f"(max_num_waiting={self.config.max_num_waiting}); try again later"
             )
 

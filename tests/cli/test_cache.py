@@ -99,7 +99,7 @@ def test_clear_deletes_the_named_prefixes_of_one_model(run: Run, folder: Path) -
 
 def test_resize_deletes_what_was_used_least_recently(run: Run, folder: Path) -> None:
     code, out, _ = run("cache", "resize", "0.004", "--disk-cache-dir", str(folder))
-    assert (code, out) == (0, "1 pages deleted, 1.0 MiB\n")
+    assert (code, out) == (0, "1 page deleted, 1.0 MiB\n")
     assert not DiskFiles(folder, b"a" * 16).path(bytes([0]) * 16).exists()
     assert pages(folder) == 4
 

@@ -230,7 +230,7 @@ def test_run_asks_the_running_server(
 ) -> None:
     outcome = run("run", *flags, "Hello", "--stats", "--max-tokens", "7", "--system", "Be brief.")
     assert (outcome.code, outcome.out) == (0, "Hi.\n")
-    prompt = "prompt 9 tokens (1 page from the cache, 1 tokens computed)"
+    prompt = "prompt 9 tokens (1 page from the cache, 1 token computed)"
     assert outcome.err.startswith(f"{prompt}, answer 4 tokens, first after ")
     [(method, path, body, key)] = running.asked
     assert (method, path, key) == ("POST", "/v1/chat/completions", None)

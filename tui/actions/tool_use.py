@@ -16,6 +16,7 @@ from mlxserve.history.chat_file import StoreError
 from mlxserve.mcp.offers import ServerPrompt, ServerResource
 from mlxserve.mcp.session import ServerState
 from mlxserve.mcp.toolbox import Tool, Toolbox
+from mlxserve.system.counted import counted
 from mlxserve.system.terminal_text import one_line
 from tui.chat.tool_loop import Decision, Messages, ToolLoop
 from tui.commands import Command
@@ -88,7 +89,7 @@ class ToolUse:
     def label(self) -> str:
         """The number of tools, such as `3 tools`; empty for none."""
         count = len(self._toolbox.offered())
-        return "" if not count else "1 tool" if count == 1 else f"{count} tools"
+        return counted(count, "tool") if count else ""
 
     @property
     def definitions(self) -> list[dict[str, Any]]:

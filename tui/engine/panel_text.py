@@ -8,6 +8,7 @@ from zlib import crc32
 from textual.content import Content
 
 from mlxserve.history.messages import AnswerStats
+from mlxserve.system.counted import counted
 from mlxserve.system.terminal_text import one_line
 from tui.chat.stats_text import format_seconds
 from tui.engine.page_map import FoldedMap, PageMapReplica
@@ -150,7 +151,9 @@ def request_lines(
         if request.stage is RequestStage.QUEUED and request.position is not None:
             words += f" {request.position}"
         if request.stage is RequestStage.DECODING:
-            words += f" {request.num_outputs:,} tokens, {request.num_pages:,} pages"
+            words += (
+                f" {counted(request.num_outputs, 'token')}, {counted(request.num_pages, 'page')}"
+            )
         colour = f"$owner-{colour_of(request.request_id)}"
         parts: list[Content | tuple[str, str]] = [("■", colour), (words, "")]
         if (fraction := request.fraction) is not None:
@@ -193,7 +196,7 @@ def legend(pages: PageMapReplica, num_own: int, folded: FoldedMap) -> Content:
     own = Content.assemble(("■", "reverse"), f" this chat {num_own:,}")
     scale = f"{pages.num_pages:,} pages of {pages.page_size} tokens"
     if folded.pages_per_cell > 1:
-        scale += f"; each sign is {folded.pages_per_cell:,} pages and shows the most used"
+        scale += f"; each cell is {folded.pages_per_cell:,} pages and shows the most used"
     if folded.num_left_out:
         scale += f"; the last {folded.num_left_out:,} are unused"
     gap = Content("  ")
@@ -207,8 +210,8 @@ def window_legend(pages: PageMapReplica) -> Content:
         for state, (_, _, name) in PAGE_STATES.items()
         if state not in "fd"
     }
-    counted = [f"{name} {count:,}" for name, count in counts.items() if count]
-    return _quiet(" · ".join([f"{pages.num_window_pages:,} pages", *counted]))
+    numbers = [f"{name} {count:,}" for name, count in counts.items() if count]
+    return _quiet(" · ".join([counted(pages.num_window_pages, "page"), *numbers]))
 
 
 def _sign(state: str, count: int) -> Content:

@@ -14,6 +14,7 @@ from textual.widgets.option_list import Option
 from mlxserve.mcp.servers_file import ToolsError
 from mlxserve.mcp.session import ServerState
 from mlxserve.mcp.toolbox import Permission, ServerCard, Tool, Toolbox
+from mlxserve.system.counted import counted
 from mlxserve.system.terminal_text import one_line
 from tui.widgets.dialog import Dialog
 from tui.workers import start_worker
@@ -119,7 +120,7 @@ def _line(row: ServerCard | Tool) -> Content:
         )
     count = len(row.tools)
     words = {
-        ServerState.READY: f"{count} tool{'' if count == 1 else 's'}",
+        ServerState.READY: counted(count, "tool"),
         ServerState.STARTING: "starting …",
         ServerState.FAILED: "failed; Enter starts it again",
         ServerState.OFF: "off",

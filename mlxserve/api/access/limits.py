@@ -17,6 +17,7 @@ from starlette.types import Scope
 
 from mlxserve.api.access.keys import Key
 from mlxserve.api.errors import ApiError
+from mlxserve.system.counted import counted
 
 _LIMITED_METHODS = ("POST", "PUT")  # the methods that give the engine work
 # Not limited: the page asks for them while an answer runs, and they give the engine nothing to do.
@@ -44,7 +45,7 @@ class Lease:
         """Count `count` more answers. Raises ApiError 429 without counting any."""
         if self._max and self._account.num_running + count > self._max:
             raise too_many(
-                f"This API key may have {self._max} answers running at the same time and has "
+                f"This API key may have {counted(self._max, 'answer')} running at the same time and has "
                 f"{self._account.num_running}. Wait for one to finish.",
                 code="too_many_requests",
                 seconds=1.0,
@@ -106,7 +107,7 @@ class KeyLimits:
         account.left, account.updated = min(per_minute, account.left + gained), now
         if account.left < 1:
             raise too_many(
-                f"This API key may send {per_minute} requests per minute.",
+                f"This API key may send {counted(per_minute, 'request')} per minute.",
                 code="rate_limit_exceeded",
                 seconds=(1 - account.left) * 60 / per_minute,
             )

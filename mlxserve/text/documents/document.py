@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
 
+from mlxserve.system.counted import counted
+
 NOT_ALL_READ = "were read: the rest does not fit the context"  # of a note about a document
 PAGE_END = "\f"  # between pages, as pdftotext writes it
 FOLDER_END = "/"  # of the name of a folder, whose parts are files
@@ -58,11 +60,6 @@ class Document:
         if self.unit == "part":
             return counted(len(self.text), "character")
         return counted(self.num_units, self.unit)
-
-
-def counted(number: int, unit: str) -> str:
-    """Write a number with its unit: `1 page`, `1,200 pages`."""
-    return f"{number:,} {unit}{'' if number == 1 else 's'}"
 
 
 def _paragraphs(text: str) -> list[str]:

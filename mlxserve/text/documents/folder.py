@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlxserve.core.errors import InvalidRequest
-from mlxserve.text.documents.document import FOLDER_END, PAGE_END, Document, counted
+from mlxserve.system.counted import counted
+from mlxserve.text.documents.document import FOLDER_END, PAGE_END, Document
 from mlxserve.text.documents.plain_text import decode_text
 
 if TYPE_CHECKING:

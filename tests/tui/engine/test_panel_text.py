@@ -152,7 +152,7 @@ def test_the_legend_distinguishes_the_states_without_colour() -> None:
     for part in ("▲ pinned 1", "■ active 2", "◆ shared 1", "□ cached 3", "· free 2"):
         assert part in words
     assert "this chat 4" in words
-    assert "9 pages of 32 tokens; each sign is 3 pages" in words
+    assert "9 pages of 32 tokens; each cell is 3 pages" in words
 
 
 def test_the_pages_of_windows_are_counted() -> None:

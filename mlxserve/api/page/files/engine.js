@@ -2,7 +2,7 @@
 
 import { ask, events } from "./api.js";
 import { ownRequest } from "./chat.js";
-import { $, count, element, wait } from "./show.js";
+import { $, count, counted, element, wait } from "./show.js";
 
 const RANK = "fdcpsa"; // of several pages in one cell, the last in this order is shown
 const LEAST_CELLS = 128;
@@ -147,7 +147,7 @@ function drawRequests(requests) {
     fill.style.width = `${isRead ? 100 : (100 * one.num_computed) / one.num_to_compute}%`;
     const whose = one.id === ownRequest ? "this chat" : one.id.slice(0, 8);
     list.append(element("div", "request", swatch,
-      `${whose} · ${one.state} · ${count(one.prompt_tokens)} + ${count(one.output_tokens)} tokens · ${count(one.num_pages)} pages`,
+      `${whose} · ${one.state} · ${count(one.prompt_tokens)} + ${counted(one.output_tokens, "token")} · ${counted(one.num_pages, "page")}`,
       element("div", "bar", fill)));
   }
   if (requests.length > 20) list.append(`and ${requests.length - 20} more`);

@@ -5,7 +5,7 @@ import { update } from "./markdown.js";
 import { parsed } from "./parsing.js";
 import { thumbnail } from "./pictures.js";
 import { keep } from "./place.js";
-import { arrange, button, count, element, setText, visible } from "./show.js";
+import { arrange, button, count, counted, element, setText, visible } from "./show.js";
 
 const MIN_SECONDS = 0.05; // shorter times would measure the browser
 const ENDS = {
@@ -57,7 +57,7 @@ function noteOf({ role, state, error, stats, cuts, model }) {
     parts.push((completion_tokens / Math.max(1, completion_tokens - accepted_tokens)).toFixed(1) + " tokens a step");
   if (prompt_tokens && cached_tokens != null && page_size) {
     const [cached, all] = [Math.floor(cached_tokens / page_size), Math.ceil(prompt_tokens / page_size)];
-    parts.push(`${count(cached)} page${cached === 1 ? "" : "s"} of ${count(all)} from the cache`);
+    parts.push(`${counted(cached, "page")} of ${count(all)} from the cache`);
   } else if (prompt_tokens != null && cached_tokens != null)
     parts.push(`cached ${count(cached_tokens)} of ${count(prompt_tokens)} prompt tokens`);
   return parts.join(" · ");

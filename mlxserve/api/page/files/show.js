@@ -4,6 +4,8 @@ export const $ = (id) => document.getElementById(id);
 export const wait = (seconds) => new Promise((done) => setTimeout(done, seconds * 1000));
 export const count = (number) => Math.round(number).toLocaleString("en");
 
+export const counted = (number, unit) => `${count(number)} ${unit}${number === 1 ? "" : "s"}`;
+
 export function element(tag, className = "", ...children) {
   const made = document.createElement(tag);
   made.className = className;

@@ -2,7 +2,7 @@
 // results are text of strangers.
 
 import { Refused, ask, send } from "./api.js";
-import { $, button, element, visible } from "./show.js";
+import { $, button, counted, element, visible } from "./show.js";
 
 const TOOLS = "/api/v1/tools";
 const WORDS = { ask: "asks first", always: "always", never: "never" };
@@ -60,7 +60,7 @@ function draw({ file, problem }) {
     : `Servers of tools (MCP) are named in ${file}, as {"mcpServers": {"time": {"command": "uvx", "args": `
       + `["mcp-server-time"]}}}. It is read again with the next question.`);
   $("tools-list").replaceChildren(...servers.map((server) => {
-    const state = STATES[server.state] || `${server.tools.length} tools`;
+    const state = STATES[server.state] || counted(server.tools.length, "tool");
     const head = element("div", "server", element("b", "", visible(server.name)), ` ${state} `,
       button(server.is_on && server.state !== "failed" ? "Switch off" : "Start",
         () => attempt("switch", { server: server.name, is_on: !server.is_on || server.state === "failed" }),
