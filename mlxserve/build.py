@@ -63,6 +63,7 @@ from mlxserve.scheduler.drafts import DeviceDrafts, Drafts, LookupDrafts
 from mlxserve.scheduler.row_times import CALL, RowTimes
 from mlxserve.scheduler.scheduler import Scheduler
 from mlxserve.system import machine
+from mlxserve.system.extras import extra_command
 from mlxserve.text.shared_vocabulary import refuse_other_vocabulary
 from mlxserve.text.template_caps import ALWAYS_ALLOWED
 from mlxserve.text.tokenizer import Tokenizer
@@ -544,7 +545,7 @@ def _store_records(
         from mlxserve.disk.store import StoreRecords
     except ImportError as error:
         raise InvalidConfig(
-            "page_store needs redis-py: pip install 'mlxserve[fleet]'. Or leave it out.",
+            f"page_store needs redis-py: {extra_command('fleet')}. Or leave it out.",
             option="page_store",
         ) from error
     return StoreRecords(config.page_store, _identity(files, part), files.name, sizes)

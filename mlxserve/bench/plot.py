@@ -6,6 +6,7 @@ from pathlib import Path
 
 from mlxserve.bench.report import Figure, Report
 from mlxserve.core.errors import InvalidConfig
+from mlxserve.system.extras import extra_command
 
 _COLUMNS = 3
 
@@ -16,7 +17,7 @@ def draw(report: Report, file: Path) -> None:
         import matplotlib.figure
     except ImportError as error:
         raise InvalidConfig(
-            "--plot needs matplotlib: `pip install 'mlxserve[bench]'`, or use --json instead"
+            f"--plot needs matplotlib: `{extra_command('bench')}`, or use --json instead"
         ) from error
     panels = panels_of(report)
     rows = -(-len(panels) // _COLUMNS)

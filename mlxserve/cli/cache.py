@@ -21,6 +21,7 @@ from mlxserve.disk.index import DiskIndex
 from mlxserve.disk.record import FoundFile
 from mlxserve.system.command_help import PlainTyper
 from mlxserve.system.counted import counted
+from mlxserve.system.extras import extra_command
 
 app = PlainTyper(
     help="Look into the disk cache, make it smaller, or delete it. Servers may run meanwhile.",
@@ -95,9 +96,7 @@ def _in_store(url: str) -> list[tuple[str, int, int]]:
     try:
         from mlxserve.disk.store_report import models_in
     except ImportError as error:
-        raise InvalidRequest(
-            "--page-store needs redis-py: pip install 'mlxserve[fleet]'."
-        ) from error
+        raise InvalidRequest(f"--page-store needs redis-py: {extra_command('fleet')}.") from error
     return models_in(url)
 
 

@@ -102,7 +102,7 @@ def show(name: Name, json: Json = False) -> None:
     print_safe(f"  Template      {_describe_template(card['chat_template'])}")
     if entry.has_vision:
         print_safe(
-            "  Images        seen with mlxserve[vision]; the log says so if its vision fails"
+            "  Images        seen with the extra `vision`; the log says so if its vision fails"
         )
     if entry.has_head:
         print_safe(

@@ -28,6 +28,7 @@ import msgpack
 from mlxserve.cache.events import Stored
 from mlxserve.core.errors import InvalidConfig
 from mlxserve.core.kv_events import KvEventsConfig
+from mlxserve.system.extras import extra_command
 from mlxserve.system.loopback import is_here
 
 log = logging.getLogger("mlxserve.kv_events")
@@ -41,7 +42,6 @@ _MAX_BATCH = 1024  # events of one message
 _GATHER_SECONDS = 0.002
 _CLOSING_SECONDS = 1.0
 _END_SEQUENCE = (-1).to_bytes(8, "big", signed=True)  # ends a replay
-_INSTALL = "KV events need pyzmq: pip install 'mlxserve[fleet]'. Or leave kv_events and kv_events_config out."
 
 _CLEARED: dict[str, Any] = {"type": "AllBlocksCleared"}
 
@@ -94,7 +94,10 @@ class KvEvents:
         try:
             import zmq
         except ImportError as error:
-            raise InvalidConfig(_INSTALL, option="kv_events") from error
+            raise InvalidConfig(
+                f"KV events need pyzmq: {extra_command('fleet')}. Or leave kv_events and kv_events_config out.",
+                option="kv_events",
+            ) from error
         self._zmq = zmq
         self.page_size = page_size
         self._batches = Batches(page_size, names, groups)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mlxserve.history.attachment import AttachmentRefused
+from mlxserve.system.extras import extra_command
 
 _TYPES = {
     ".png": "image/png",
@@ -86,7 +87,7 @@ def _smaller(content: bytes, typed: str) -> bytes:
     except ImportError as error:
         raise AttachmentRefused(
             f"{typed} is larger than {MAX_SIZE >> 20} MiB, and making it smaller needs Pillow: "
-            'pip install "mlxserve[vision]"'
+            f"{extra_command('vision')}"
         ) from error
     try:
         image = Image.open(io.BytesIO(content), formats=("PNG", "JPEG", "WEBP", "GIF"))

@@ -25,6 +25,7 @@ from mlxserve.helpers.helper import BEHIND_THE_ENGINE, Helper
 from mlxserve.helpers.lane_helpers import LaneHelpers
 from mlxserve.helpers.work import RunFairly, RunsIn, Work
 from mlxserve.images.image import DIGEST_SIZE, Image
+from mlxserve.system.extras import extra_command
 from mlxserve.system.owned_cache import OwnedCache
 
 T = TypeVar("T")
@@ -60,7 +61,7 @@ class ImageDecoder:
         HelperUnavailable, EngineStopped, and what `run_fairly` raises.
         """
         if importlib.util.find_spec("PIL") is None:
-            raise InvalidRequest('cannot be read without Pillow: pip install "mlxserve[vision]"')
+            raise InvalidRequest(f"cannot be read without Pillow: {extra_command('vision')}")
         hashing: Work[bytes] = Work(len(data) / _HASHED_PER_SECOND, partial(_key, data))
         key = await run_fairly(hashing)
         if (known := self._kept.get(owner, key)) is not None:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Self
 from mlxserve.mcp import relay
 from mlxserve.mcp.escapes import HalvesFilter, without_halves
 from mlxserve.mcp.servers_file import ServerEntry, ToolsError
+from mlxserve.system.extras import extra_command
 from mlxserve.system.loopback import is_here
 from mlxserve.system.terminal_text import one_line
 
@@ -29,10 +30,7 @@ if TYPE_CHECKING:
     from mcp.client import Transport
 
 MAX_REPLY = 32 << 20  # bytes of one JSON reply over HTTP
-MISSING = (
-    "Tools need the package `mcp`, which is not installed here. Install it: "
-    "pip install 'mlxserve[mcp]'"
-)
+MISSING = "Tools need the package `mcp`, which is not installed here."
 _STDERR_SIZE = 4_000  # bytes
 _HTTP_SECONDS, _STREAM_SECONDS = 30.0, 3_600.0
 
@@ -58,7 +56,7 @@ async def connected(entry: ServerEntry, stderr: StderrTail) -> AsyncIterator[Cli
     try:
         from mcp import Client
     except ImportError as error:
-        raise ToolsError(MISSING) from error
+        raise ToolsError(f"{MISSING} Install it: {extra_command('mcp')}") from error
     async with AsyncExitStack() as stack:
         if entry.url:
             from mcp.client.streamable_http import streamable_http_client

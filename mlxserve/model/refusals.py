@@ -14,6 +14,7 @@ from mlxserve.hub.unsupported_formats import (
     foreign_quantisation,
 )
 from mlxserve.model.definitions import NotText, is_installed
+from mlxserve.system.extras import extra_command
 
 _CONVERSION = "Take an MLX conversion of the model, such as those of mlx-community"
 # Prefixes of weights of what is not the text model.
@@ -108,7 +109,7 @@ def _no_definition(files: ModelFiles, cause: ImportError) -> str:
     if not is_installed():
         return (
             f"is a {kind} model, and {lm} has no definition of that kind.{own} mlx-vlm has more of them and is "
-            "not installed: `pip install 'mlxserve[vlm]'`."
+            f"not installed: `{extra_command('vlm')}`."
         )
     return (
         f"is a {kind} model, and neither {lm} nor mlx-vlm {version('mlx-vlm')} has a definition of that "

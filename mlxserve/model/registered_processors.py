@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 from mlxserve.core.errors import in_one_line
 from mlxserve.model.definitions import module_of
+from mlxserve.system.extras import package_command
 
 _REGISTERS = "install_auto_processor_patch"
 _PARAMETERS = ("target_model_types", "processor_cls")
@@ -88,7 +89,7 @@ def reason_of(error: BaseException) -> str:
     package = str(name or "").partition(".")[0]
     if package and importlib.util.find_spec(package) is None:
         distribution = _DISTRIBUTIONS.get(package, package.replace("_", "-"))
-        return f"the package {package} is missing (pip install {distribution}, and restart)"
+        return f"the package {package} is missing ({package_command(distribution)}, and restart)"
     message = in_one_line(error)
     # transformers advises to trust the folder.
     if _TRUST in message:

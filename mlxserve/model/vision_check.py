@@ -41,12 +41,12 @@ from mlxserve.model.load import LoadedModel
 from mlxserve.model.registered_processors import load_processor, processor_class, reason_of
 from mlxserve.model.shown_pictures import ShownPictures, teach
 from mlxserve.model.vision import MAX_FEATURES, Vision
+from mlxserve.system.extras import extra_command
 
 log = logging.getLogger("mlxserve.vision")
 
 _TEXT = "language_model."
 _HEAD = ".head."  # `SelectedRowsHead`
-_INSTALL = "install mlxserve[vision] (mlx-vlm and Pillow), and restart"
 _FEATURES_SHARE = 32  # one part of the memory is for cached features
 # Height and width of images whose rows are counted: a processor has a bound, to which some shapes come nearer.
 _SIDES = ((1024, 1024), (720, 1280), (1280, 720))
@@ -77,7 +77,7 @@ def vision_of(
     if not loaded.config.get("vision_config") or files.gguf is not None:
         return None
     if not is_installed() or importlib.util.find_spec("PIL") is None:
-        raise NoVision(f"{_INSTALL}, to let this model see images")
+        raise NoVision(f"images need mlx-vlm and Pillow: {extra_command('vision')}, and restart")
     if loaded.group is not None:
         raise NoVision("images are not shown to a model that is divided among ranks")
     try:

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mlxserve.core.errors import InvalidConfig
+from mlxserve.system.extras import package_command
 
 log = logging.getLogger("mlxserve.system.blas")
 
@@ -82,7 +83,7 @@ def load_blas() -> Blas:
             log.debug("%s at %s cannot be loaded: %s", name, path, error)
     warnings.warn(
         "No fast BLAS found: mlx will use its reference BLAS and be about 70 times slower. "
-        "Install one (`pip install mkl` on x86-64, or `apt-get install libopenblas0-pthread`), "
+        f"Install one (`{package_command('mkl')}` on x86-64, or `apt-get install libopenblas0-pthread`), "
         "or name one in MLXSERVE_BLAS.",
         SlowBlasWarning,
         stacklevel=3,

@@ -22,6 +22,7 @@ from mlxserve.model import definitions, refusals
 from mlxserve.model.definitions import VlmLanguageModel, stands_for
 from mlxserve.model.load import LoadedModel, load
 from mlxserve.model.rank_group import RankGroup
+from mlxserve.system.extras import extra_command
 from tests.model.coverage import rows
 
 IDS = mx.array([[5, 9, 100, 7, 7, 300]])
@@ -145,7 +146,7 @@ def test_without_the_extra_its_name_is_said(folder: Path, monkeypatch: pytest.Mo
     write(folder, "step3p7")
     for module in (definitions, refusals):
         monkeypatch.setattr(module, "is_installed", lambda: False)
-    assert "pip install 'mlxserve[vlm]'" in refusal(folder)
+    assert extra_command("vlm") in refusal(folder)
 
 
 def test_a_package_that_a_definition_needs_is_named(

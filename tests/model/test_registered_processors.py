@@ -123,7 +123,7 @@ def test_a_package_that_the_processor_needs_is_named(
     registered(monkeypatch, "needing_processor")
     sentence = (
         r"its processor cannot be imported: the package no_such_package is missing "
-        r"\(pip install no-such-package, and restart\)"
+        r"\(.* install .*no-such-package, and restart\)"
     )
     with pytest.raises(ValueError, match=sentence):
         processor_class({"model_type": "qwen3_vl"})
@@ -153,7 +153,7 @@ def raising(error: Exception) -> Any:
     [
         (
             ModuleNotFoundError("No module named 'cv3'", name="cv3"),
-            r"cv3 is missing \(pip install cv3",
+            r"cv3 is missing \(.* install .*cv3",
         ),
         (KeyError("image_size"), "loaded: KeyError: 'image_size'"),
         (Exception("of the library in Rust"), "loaded: Exception: of the library in Rust"),

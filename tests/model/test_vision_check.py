@@ -23,6 +23,7 @@ from mlxserve.model.load import load
 from mlxserve.model.registered_processors import load_processor, processor_class
 from mlxserve.model.vision import Vision
 from mlxserve.model.vision_check import NoVision, vision_of
+from mlxserve.system.extras import package_command
 from tests.model.small_vision import image, write_vision_model
 
 Model = tuple[ModelFiles, AttentionChoice]
@@ -79,7 +80,8 @@ def test_no_registered_processor(model: Model, monkeypatch: pytest.MonkeyPatch) 
     [
         (
             ModuleNotFoundError("No module named 'no_such'", name="no_such"),
-            "its processor cannot be loaded: the package no_such is missing (pip install no-such, and restart)",
+            "its processor cannot be loaded: the package no_such is missing "
+            f"({package_command('no-such')}, and restart)",
         ),
         (Exception("odd"), "its processor cannot be loaded: Exception: odd"),
         (RecursionError("deep"), "its processor cannot be loaded: deep"),

@@ -30,8 +30,8 @@ from mlxserve.model.definitions import (
 )
 from mlxserve.model.load import READ_ERRORS, refuse_packed
 from mlxserve.model.refusals import why_not_loaded
+from mlxserve.system.extras import package_command
 
-_INSTALL = "pip install --no-deps 'mlx-vlm>=0.7.10,<0.8' && pip install pillow"
 _ACTIVATIONS = ("gelu", None)  # the only one that the definitions compute
 
 
@@ -215,9 +215,10 @@ def _module(files: ModelFiles, kind: str) -> ModuleType:
     """Import mlx-vlm's definition. Raises UnsupportedModel if it is missing or differs."""
     config: Mapping[str, Any] = files.config
     if not is_installed():
+        vlm = package_command("mlx-vlm>=0.7.10,<0.8", flags="--no-deps")
         raise UnsupportedModel(
             f"{files.name} is a {config['model_type']} model, whose definition is mlx-vlm's, which is not "
-            f"installed: `{_INSTALL}`."
+            f"installed: `{vlm} && {package_command('pillow')}`."
         )
     if config.get("hidden_act") not in _ACTIVATIONS or config.get(
         "position_embedding_type"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from mlxserve.core.errors import InvalidRequest
 from mlxserve.system.counted import counted
+from mlxserve.system.extras import extra_command
 from mlxserve.text.documents.document import FOLDER_END, PAGE_END, Document
 from mlxserve.text.documents.plain_text import decode_text
 
@@ -121,7 +122,7 @@ def _rules_of(folder: Path) -> Rules:
         from pathspec import GitIgnoreSpec
     except ImportError as error:
         raise InvalidRequest(
-            'has a .gitignore file, which needs pathspec: pip install "mlxserve[documents]"'
+            f"has a .gitignore file, which needs pathspec: {extra_command('documents')}"
         ) from error
     lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
     return [(folder, GitIgnoreSpec.from_lines(lines))]

@@ -8,6 +8,7 @@ from io import BytesIO
 from typing import Any
 
 from mlxserve.images.video import NO_VIDEO, is_video
+from mlxserve.system.extras import extra_command
 from mlxserve.text.documents.document import PAGE_END
 from mlxserve.text.documents.plain_text import checked_text, decode_text
 from mlxserve.text.documents.web_page import is_web_page, read_web_page
@@ -16,7 +17,6 @@ from mlxserve.text.documents.word import BODY, read_word
 _PDF = b"%PDF-"  # within the first 1,024 bytes of a file, say its readers
 _ZIP = b"PK\x03\x04"
 _OLD_WORD = b"\xd0\xcf\x11\xe0"
-INSTALL = 'pip install "mlxserve[documents]"'
 # What else is a ZIP file, and how it can be read.
 _OFFICE = {
     "xl/": "is a spreadsheet: save it as CSV",
@@ -89,7 +89,7 @@ def _pdf_reader(data: bytes) -> Any:
     try:
         from pypdf import PdfReader
     except ImportError as error:
-        raise ValueError(f"is a PDF, which needs pypdf: {INSTALL}") from error
+        raise ValueError(f"is a PDF, which needs pypdf: {extra_command('documents')}") from error
     # Its warnings of damage that does not matter would be on the terminal.
     logging.getLogger("pypdf").setLevel(logging.CRITICAL)
     reader = PdfReader(BytesIO(data))
@@ -122,7 +122,7 @@ def _scanned(page: Any) -> bytes:
         images = [file.image for file in page.images]
     except ImportError as error:
         raise ValueError(
-            'has scanned pages, which need Pillow: pip install "mlxserve[vision]"'
+            f"has scanned pages, which need Pillow: {extra_command('vision')}"
         ) from error
     image = max(filter(None, images), key=lambda each: each.width * each.height, default=None)
     if image is None:
