@@ -71,6 +71,7 @@ class Answering:
             noticed=self.send_next,
         )
         self.has_left_answer = False  # to the server, when the terminal was closed
+        self._next: Operation | None = None  # runs before questions that wait
 
     @property
     def is_busy(self) -> bool:
@@ -107,6 +108,11 @@ class Answering:
     def run(self, operation: Operation, *, leaves: bool = False) -> None:
         """Stop the running answer, or leave it to its server, then run this operation."""
         self._operations.begin(partial(self._guarded, operation), self.send_next, leaves=leaves)
+
+    def run_next(self, operation: Operation) -> None:
+        """Run this operation, in place of another one that waits, once the running answer has ended."""
+        self._next = operation
+        self.send_next()
 
     def run_when_connected(self, operation: Operation) -> None:
         if self._link.connection is None:
@@ -161,10 +167,13 @@ class Answering:
         self.send_next()
 
     def send_next(self) -> None:
-        """Ask the next question of the queue, unless something is running, also for another client."""
-        if self.is_busy:
+        """Run what waits, or ask the next question, unless something is running, also for another client."""
+        if self._next is not None and self._operations.is_idle:
+            operation, self._next = self._next, None
+            self.run(operation)
+        elif self.is_busy:
             return
-        if (operation := self.server.next_operation()) is not None:
+        elif (operation := self.server.next_operation()) is not None:
             self.run(operation)
         elif (question := self.queue.take()) is not None:
             self.run(partial(self.ask, question))

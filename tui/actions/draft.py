@@ -98,7 +98,7 @@ class Draft:
 
     async def with_documents(self, text: str) -> NewQuestion | None:
         """Like `with_files`, in a thread."""
-        self._app.notify("Reading the document ...")
+        self._app.notify("Reading the document …")
         try:
             question = await asyncio.to_thread(with_files, text, Path.cwd(), self._read_document)
             self._refuse_unseen(question)

@@ -28,7 +28,7 @@ from tui.workers import start_worker
 
 _AGAIN_SECONDS = 0.5  # between two tries to connect
 _OF_ANSWER = ("text", "thinking", "round", "request", "question")
-_AWAY = "The connection to the server was lost. Connecting again ..."
+_AWAY = "The connection to the server was lost. Connecting again …"
 _DELETED = "This chat was deleted elsewhere."
 
 

@@ -1,7 +1,8 @@
 """Switches models: to one of the server's, or to another by restarting the server.
 
 /model NAME ─ resolve, download, compare with memory ─ stop the server ─ start it with NAME
-              the old model answers meanwhile         └─ it fails: start it with the old one
+              the old model answers meanwhile,        └─ it fails: start it with the old one
+              and ends its answer first
 """
 
 from __future__ import annotations
@@ -97,7 +98,10 @@ class ModelSwitch:
             self._keep(model.refusal)
         else:
             self._chosen = model.name
-            self._answering.run(partial(self._link.restart, model.name))
+            if self._answering.is_answering:
+                words = one_line(model.name, 60)
+                self._app.notify(f"{words} is started when this answer has ended. Esc ends it now.")
+            self._answering.run_next(partial(self._link.restart, model.name))
 
     async def _get_ready(self, name: str) -> None:
         """Find or download the model while the old one still answers, then switch."""

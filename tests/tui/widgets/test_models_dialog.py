@@ -13,6 +13,7 @@ from mlxserve.hub.model_choices import (
     ModelCommandFailed,
     ModelOrigin,
 )
+from tests.tui import scripts
 from tests.tui.fake_server import FakeServer, in_place_of_a_server
 from tests.tui.terminals import Hosted, Open, hosted
 from tui.home import Home
@@ -301,6 +302,30 @@ async def test_a_named_model_is_downloaded_while_the_old_one_answers(
         await t.until(lambda: ours.server is not first)
         await t.until_ready()
         assert "a/there" in ours.commands[1]
+
+
+async def test_a_model_is_started_after_the_answer_that_is_being_written(
+    terminal: Open, machine: Machine, ours: OwnServer, server: FakeServer
+) -> None:
+    machine.holds = False
+    gate = scripts.Gate()
+    server.script(scripts.say("half, "), gate, scripts.say("and whole"))
+    async with terminal(ours, models=machine) as t:
+        first = ours.server
+        assert first is not None
+        await t.ask("a long question")
+        await t.until(gate.reached.is_set)
+        await t.ask("/model a/here")
+        await t.until_shown("a/here is started when this answer has ended")
+        await t.ask("for the new model")
+        assert first.is_running
+        server.models = ["here"]
+        gate.open()
+        await t.until_shown("half, and whole")
+        await t.until(lambda: ours.server is not first)
+        await t.until(lambda: server.requests[-1]["messages"][-1]["content"] == "for the new model")
+        await t.until_ready()
+    assert server.requests[-1]["model"] == "here"
 
 
 @pytest.mark.parametrize(
