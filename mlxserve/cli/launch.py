@@ -94,7 +94,8 @@ def _target(url: str | None, model: str | None) -> AgentTarget:
     context = int(card.get("max_model_len") or card.get("context_length") or 0)
     if context < ENOUGH_CONTEXT:
         print_safe(
-            f"note: the context is {context} tokens; agents need {ENOUGH_CONTEXT} or more",
+            f"note: {model} has a context of {context:,} tokens, and agents need {ENOUGH_CONTEXT:,} or more. "
+            "Serve another one (`mlxserve models` says what fits), or raise --max-model-len.",
             to=sys.stderr,
         )
     effort = agent_effort(card.get("thinking", {}).get("efforts", ()))

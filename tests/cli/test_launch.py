@@ -196,7 +196,9 @@ def test_a_short_context_is_noted_and_an_unknown_model_refused(
     launch: Run, server: RecordingServer
 ) -> None:
     server.answer({"data": [{**CARD, "max_model_len": 4096}]})
-    assert "the context is 4096 tokens" in launch("claude", "--dry-run")[2]
+    words = launch("claude", "--dry-run")[2]
+    assert "note: org/model has a context of 4,096 tokens, and agents need 32,000 or more." in words
+    assert "`mlxserve models`" in words
     code, _, err = launch("claude", "--model", "gpt-9")
     assert code == 1
     assert "org/model, default" in err

@@ -760,7 +760,7 @@ async def test_a_question_is_asked_again_when_its_server_has_died(
         gate.open()
         await t.until(lambda: t.messages == ["why?", "Yes."])
         await t.until_ready()
-        assert "version 2 of 2" in t.screen
+        await t.until_shown("version 2 of 2")
         assert "✗" not in t.screen
 
 
@@ -785,6 +785,27 @@ async def test_a_server_that_dies_is_restarted_once_and_then_reported_with_its_l
         await t.until(lambda: connector.server is not again)
         await t.until_ready()
         assert "The full log is" not in t.screen
+
+
+async def test_a_server_that_is_stopped_stays_stopped_until_it_is_wanted(
+    server: FakeServer, home: Home, terminal: Open
+) -> None:
+    asked = (
+        f"trap 'exit 0' TERM; echo mlxserve is ready at {server.url}; while :; do sleep 0.02; done"
+    )
+    connector = Connector(ConnectOptions(), home, in_place_of_a_server(server, asked))
+
+    async with terminal(connector) as t:
+        process = connector.server
+        assert process is not None
+        process.stop()  # as `mlxserve stop` does
+        await t.until_shown("The server was stopped and its memory is free.")
+        await t.until(lambda: "Ctrl+R reconnects" in t.status)
+        assert connector.server is process
+        await t.press("ctrl+r")
+        await t.until_ready()
+        assert connector.server is not process
+        await t.talk("still there?")
 
 
 class Known(ModelCatalog):

@@ -103,9 +103,9 @@ class ServerLink:
             await connection.client.close()
 
     async def watch(self) -> None:
-        """Watch the server that was started here, and restart it when it exits.
+        """Watch the server that was started here, and restart it when it fails.
 
-        It is not restarted if that happened a moment ago.
+        It is not restarted if that happened a moment ago, or if somebody has stopped it.
         """
         restarted = -_RESTART_SECONDS
         while True:
@@ -116,7 +116,7 @@ class ServerLink:
             assert server is not None, "it has exited"
             reason = self.why_server_stopped()
             await self.close()
-            if time.monotonic() - restarted < _RESTART_SECONDS:
+            if server.was_stopped or time.monotonic() - restarted < _RESTART_SECONDS:
                 await self._fail(reason)
                 continue
             restarted = time.monotonic()

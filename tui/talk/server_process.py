@@ -87,6 +87,11 @@ class ServerProcess:
             await asyncio.sleep(_POLL_SECONDS)
 
     @property
+    def was_stopped(self) -> bool:
+        """True if it has ended because it was asked to, as `mlxserve stop` does."""
+        return self._process is not None and self._process.poll() == 0
+
+    @property
     def ending(self) -> str:
         """How the process ended, to follow "The server": `exited with code 1`."""
         code = self._process.poll() if self._process is not None else None
@@ -95,6 +100,11 @@ class ServerProcess:
         return f"exited with code {code}"
 
     def why_it_stopped(self) -> ServerStopped:
+        """Return the error that says how it ended, and what to do."""
+        if self.was_stopped:
+            return ServerStopped(
+                "The server was stopped and its memory is free. Press Ctrl+R to start it again."
+            )
         lines = self.last_lines(4)
         output = f" Its last output:\n{lines}\n" if lines else " "
         return ServerStopped(
