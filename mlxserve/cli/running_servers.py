@@ -37,6 +37,13 @@ class RunningServer:
     is_private: bool = False  # of a chat, with which it ends
 
     @property
+    def port(self) -> int | None:
+        """The port on which it listens."""
+        from urllib.parse import urlsplit
+
+        return urlsplit(self.url).port
+
+    @property
     def names(self) -> tuple[str, ...]:
         """All names that requests may use."""
         return (self.model, *self.others, *self.adapters)

@@ -6,6 +6,7 @@ import gc
 import logging
 import os
 import signal
+import socket
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -27,7 +28,7 @@ from mlxserve.cli.ranks import (
     own_command,
     run_again,
 )
-from mlxserve.cli.running_servers import registered
+from mlxserve.cli.running_servers import registered, running_servers
 from mlxserve.cli.servers import serve_in_background
 from mlxserve.cli.settings import ModelSettings, Settings
 from mlxserve.cli.streams import forget_unwritten, open_closed_streams, print_error, say
@@ -89,7 +90,7 @@ def _serve(
     from mlxserve.api.build import ModelServer
     from mlxserve.api.server import logs
     from mlxserve.api.server.connection import Limits
-    from mlxserve.api.server.server import bind, reachable_url, stop_at_end_of_input, url_of
+    from mlxserve.api.server.server import reachable_url, stop_at_end_of_input, url_of
     from mlxserve.cli.lent_listener import LentListener
     from mlxserve.system import machine
 
@@ -99,7 +100,7 @@ def _serve(
         logging.getLogger(__name__).warning(opened)
     limits = Limits.from_config(server).within(machine.allow_open_files())
     lent = LentListener.from_environment()
-    with bind(server.host, server.port) if lent is None else lent.listener as listener:
+    with _bound(server) if lent is None else lent.listener as listener:
         config = models[0].config
         is_one_of_ranks = config.num_ranks > 1 and config.hostfile is not None
         if is_private or is_one_of_ranks or lent is not None:
@@ -140,6 +141,22 @@ def _serve(
             forget_unwritten()
 
 
+def _bound(server: ServerConfig) -> socket.socket:
+    """Listen on the address; name a server of this user that does. Raises MlxServeError."""
+    from mlxserve.api.server.server import AddressInUse, bind
+
+    try:
+        return bind(server.host, server.port)
+    except AddressInUse as error:
+        running = next((each for each in running_servers() if each.port == server.port), None)
+        if running is None:
+            raise
+        raise AddressInUse(
+            f"A server of yours with {running.model} uses port {server.port} already ({running.url}). Use it, "
+            f"end it with `mlxserve stop {server.port}`, or choose another port with --port."
+        ) from error
+
+
 def _join_ranks(config: EngineConfig, server: ServerConfig, *, is_private: bool) -> None:
     """Continue as rank 0; otherwise run as another rank, or start all of them.
 
@@ -163,13 +180,13 @@ def _join_ranks(config: EngineConfig, server: ServerConfig, *, is_private: bool)
 
 def _start_ranks(config: EngineConfig, server: ServerConfig, *, is_private: bool) -> int:
     """Start all ranks, and again after a failure; return the exit code. Raises MlxServeError."""
-    from mlxserve.api.server.server import bind, stop_at_end_of_input
+    from mlxserve.api.server.server import stop_at_end_of_input
     from mlxserve.cli.lent_listener import ListenerLender
 
     processes = RankProcesses(STOP)
     if is_private:
         stop_at_end_of_input(STOP)
-    with bind(server.host, server.port) as listener, ListenerLender(listener) as lender:
+    with _bound(server) as listener, ListenerLender(listener) as lender:
         environment: dict[str, str] = {}
         advice = "The log says why. Start the server again once that is mended."
         if config.hostfile is None:

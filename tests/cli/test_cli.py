@@ -11,6 +11,7 @@ import typer.main
 from typer import Context
 
 from mlxserve.cli.commands import app
+from mlxserve.cli.running_servers import registered
 from mlxserve.core.version import __version__
 from tests.cli.commands import Run, error_line, mlxserve, python
 
@@ -162,6 +163,17 @@ def test_an_address_of_another_machine_is_one_clear_error(
     monkeypatch.setenv("MLXSERVE_API_KEY", "k" * 32)
     outcome = run("serve", "--host", "203.0.113.7")
     assert "Cannot listen on 203.0.113.7 port 8000" in error_line(outcome)
+
+
+def test_a_port_of_a_server_of_ones_own_says_which_one(run: Run) -> None:
+    with socket.socket() as own:
+        own.bind(("127.0.0.1", 0))
+        own.listen()
+        port = own.getsockname()[1]
+        with registered(f"http://127.0.0.1:{port}", ["org/small"], needs_key=False):
+            line = error_line(run("serve", "--port", str(port)))
+    assert f"A server of yours with org/small uses port {port} already" in line
+    assert f"`mlxserve stop {port}`" in line
 
 
 def test_a_port_in_use_is_one_clear_error(run: Run) -> None:

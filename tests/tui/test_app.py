@@ -358,6 +358,23 @@ async def test_search_finds_words_in_every_chat(t: Terminal) -> None:
     await t.until(lambda: t.messages == ["the lighthouse", "Yes."])
 
 
+async def test_the_status_line_has_the_figures_of_the_chat_that_is_open(
+    t: Terminal, server: FakeServer
+) -> None:
+    server.script(scripts.say("one"), scripts.usage(1060, 5, cached=1024))
+    await t.ask("first")
+    await t.until(lambda: "cached 1,024 of 1,060" in t.status)
+    await t.ask("/new")
+    await t.until(lambda: "cached" not in t.status)
+    server.script(scripts.say("two"), scripts.usage(20, 5, cached=7))
+    await t.ask("second")
+    await t.until(lambda: "cached 7 of 20" in t.status)
+    await t.open(ChatsDialog, "ctrl+o")
+    await t.press("down", "enter")
+    await t.until(lambda: t.messages == ["first", "one"])
+    await t.until(lambda: "cached 1,024 of 1,060" in t.status)
+
+
 async def test_a_chat_is_deleted_on_the_second_press(t: Terminal) -> None:
     await t.talk("one")
     await t.open(ChatsDialog, "ctrl+o")

@@ -167,7 +167,7 @@ def last_answer(home: Home) -> str | None:
 
 def lines_of(screen: str) -> list[str]:
     """The lines with text, but for the list of earlier chats, which grows."""
-    return [line for line in screen.split("\n") if line.strip() and "Go on " not in line]
+    return [line for line in screen.split("\n") if line.strip() and "Open  " not in line]
 
 
 def frame(screen: str) -> list[str]:

@@ -157,7 +157,7 @@ class Browsing:
         self._open_chat.new()
         self._window.post_message(self.Opened())
         await self._window.show(self._open_chat)
-        self._window.status.show_stats(())
+        self._answering.status.show_last()
         self._answering.status.show_ready()
         # After the focus that Textual moves when the widget that had it is removed.
         self._window.call_after_refresh(self._window.composer.focus)
@@ -169,6 +169,7 @@ class Browsing:
         await self._open_chat.open(choice.chat_id, choice.message_id)
         self._window.post_message(self.Opened())
         self._answering.status.show_ready()
+        self._answering.status.show_last()
         await window.show(self._open_chat, choice.message_id)
         view = None if choice.message_id is None else window.transcript.view(choice.message_id)
         if view is None:
@@ -180,6 +181,7 @@ class Browsing:
     async def _show_branch(self, message_id: int) -> None:
         await self._open_chat.show_branch(message_id)
         self._window.post_message(self.Opened())
+        self._answering.status.show_last()
         await self._window.show(self._open_chat)
         view = self._window.transcript.view(message_id)
         if view is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from mlxserve.history.context import ContextUse
-from mlxserve.history.messages import State, StoredMessage
+from mlxserve.history.messages import Role, State, StoredMessage
 from tui.actions.server_link import ServerLink
 from tui.chat.live_answer import AnswerPhase, LiveAnswer
 from tui.chat.open_chat import OpenChat
@@ -59,6 +59,12 @@ class ChatStatus:
             status.say("Stopped · /continue resumes · Ctrl+R retries")
         else:
             self.show_ready()
+
+    def show_last(self) -> None:
+        """Show the statistics of the open chat's last answer; nothing if it has none."""
+        answers = (m for m in reversed(self._open_chat.path) if m.role is Role.ASSISTANT)
+        last = next(answers, None)
+        self._window.status.show_stats(() if last is None else stats_lines(last.stats))
 
     def show_full(self) -> None:
         """Show that the last question did not fit into the model's context."""

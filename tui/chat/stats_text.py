@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mlxserve.history.messages import AnswerStats, State, StoredMessage, Version
+from mlxserve.system.counted import counted
 
 _ENDINGS = {
     State.STOPPED: "stopped",
@@ -30,8 +31,7 @@ def stats_lines(stats: AnswerStats, *, is_live: bool = False) -> tuple[str, ...]
         prompt = short_prompt = f"{stats.prompt_tokens:,} prompt tokens"
         if (pages := stats.pages) is not None:
             short_prompt = f"cached {pages[0]:,} of {pages[1]:,} pages"
-            noun = "page" if pages[0] == 1 else "pages"
-            prompt = f"{pages[0]:,} {noun} of {pages[1]:,} from the cache"
+            prompt = f"{counted(pages[0], 'page')} of {pages[1]:,} from the cache"
         elif stats.cached_tokens is not None:
             short_prompt = f"cached {stats.cached_tokens:,} of {stats.prompt_tokens:,}"
             prompt = f"{short_prompt} prompt tokens"

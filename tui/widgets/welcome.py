@@ -21,7 +21,9 @@ from mlxserve.history.messages import ChatRecord
 from mlxserve.hub.model_choices import BUNDLED, Model
 from mlxserve.system.terminal_text import one_line
 
-_DEMO = "mlxserve-mini is the included model: 6 MB that greet and answer about mlxserve."
+_DEMO = (
+    "mlxserve-mini, the included model of 6 MB, answers questions about mlxserve and little else."
+)
 _DEMO_IDEAS = (
     "What can you do?",
     "What is a page?",
@@ -32,7 +34,7 @@ _IDEAS = (
     "Write a Python function that parses an ISO date.",
     "What are three good questions to ask a local model?",
 )
-_HOW = "   ↓ chooses, Enter presses"
+_HOW = "   ↓ selects, Enter confirms"
 MAX_RECENT = 3
 
 
@@ -70,7 +72,7 @@ class Ideas(OptionList):
 class Welcome(Vertical):
     """Down, Enter or Tab goes to its list; Enter asks, opens a chat, or switches to the model."""
 
-    HINT = "↑↓ choose · Enter presses · Esc back"
+    HINT = "↑↓ select · Enter confirms · Esc back"
 
     TEXT = Content.assemble(
         ("mlxserve", "bold $primary"),
@@ -128,7 +130,7 @@ class Welcome(Vertical):
         options: list[tuple[Content, Event]] = []
         options += [(_line("Ask", idea), self.Asked(idea)) for idea in facts.ideas]
         options += [
-            (_line("Go on", one_line(chat.title, 60)), self.Opened(chat.id))
+            (_line("Open", one_line(chat.title, 60)), self.Opened(chat.id))
             for chat in facts.recent[:MAX_RECENT]
         ]
         # Last: it comes later, and moves no row then.

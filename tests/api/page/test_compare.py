@@ -50,7 +50,7 @@ def test_both_models_answer_and_the_chat_goes_on_from_the_chosen_one(visit: Open
         (left, top, width), (other_left, below, _) = page.evaluate(BOXES)
         assert (left, below > top, left + width <= 320) == (other_left, True, True)
         page.set_viewport_size({"width": 1280, "height": 800})
-        go_on = columns.first.get_by_text("Go on from here")
+        go_on = columns.first.get_by_text("Continue from here")
         assert go_on.get_attribute("aria-pressed") == "false"
         go_on.click()
         columns.first.locator("[aria-pressed=true]").wait_for()

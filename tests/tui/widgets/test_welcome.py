@@ -71,13 +71,13 @@ async def test_the_demonstration_says_what_it_is_and_recommends_a_model(
     connector = own(server, home)
 
     async with terminal(connector, is_ready=False, size=size, models=Machine()) as t:
-        await t.until_shown("mlxserve-mini is the included model")
+        await t.until_shown("mlxserve-mini, the included model")
         await t.until_shown("Download Good-4B-4bit, 2.3 GB   it suits this machine")
         await t.until_shown("What is a page?")
         server.models = ["org/Good-4B-4bit"]
         assert t.screen.index("What is a page?") < t.screen.index("Good-4B")
         await t.press("down")
-        await t.until_shown("↑↓ choose · Enter presses")
+        await t.until_shown("↑↓ select · Enter confirms")
         await t.press("end", "enter")
         await t.until(lambda: "Good-4B-4bit" in t.screen.split("\n")[0])
 
@@ -97,7 +97,7 @@ async def test_recent_chats_go_on(terminal: Open, home: Home) -> None:
         write_chat(home, title, title)
 
     async with terminal() as t:
-        await t.until_shown("Go on Last things")
+        await t.until_shown("Open  Last things")
         await t.press("tab", *["down"] * 4, "enter")
         await t.until(lambda: t.messages == ["First things"])
 
@@ -105,7 +105,7 @@ async def test_recent_chats_go_on(terminal: Open, home: Home) -> None:
 async def test_a_new_chat_is_welcomed_as_well(t: Terminal) -> None:
     await t.talk("why?")
     await t.press("ctrl+n")
-    await t.until_shown("Go on why?")
+    await t.until_shown("Open  why?")
 
 
 async def test_up_or_a_letter_goes_back_to_the_composer(t: Terminal) -> None:

@@ -263,7 +263,7 @@ function welcome() {
   if (!model) return shown;
   if (model.id === BUNDLED) {
     shown.append(element("p", "quiet",
-      "This is the included model: 6 MB that greet and answer about mlxserve."), offer());
+      "This included model of 6 MB answers questions about mlxserve and little else."), offer());
   } else {
     shown.append(element("p", "quiet", `${model.id}, with a context of ${count(model.max_model_len)} tokens.`), ...downloaded(model.id));
   }

@@ -68,7 +68,7 @@ function columns(message, pair, shown, choose) {
 function column(one, isShown, shown, choose) {
   if (!drawn.has(one)) {
     const made = element("section", "column", element("div", "row", element("b", "", one.model),
-      button("Go on from here", () => choose(one), `Go on from here: ${one.model}`)));
+      button("Continue from here", () => choose(one), `Continue from here: ${one.model}`)));
     made.ariaLabel = one.model;
     drawn.set(one, made);
   }
