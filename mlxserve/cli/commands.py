@@ -54,7 +54,7 @@ _OTHER_NAMES = {
 _ELSEWHERE = {
     "version": "Run `mlxserve --version`.",
     "config": "Settings are in ~/.config/mlxserve/config.toml, and `mlxserve use MODEL` writes the model there.",
-    "update": "Get the new version of the checkout (`git pull`), and run `uv tool install --reinstall .` in it.",
+    "update": "Get the new version of the checkout (`git pull`), and run `uv tool install --reinstall .` in it (with extras: `'.[documents,mcp]'`).",
     "create": "Models are files: `mlxserve pull MODEL` gets one, and `mlxserve serve FOLDER` takes any folder.",
     "push": "mlxserve uploads nothing.",
 }

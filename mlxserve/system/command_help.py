@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import typer
 from typer.core import TyperCommand, TyperGroup
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 # typer's placeholders are Python's types.
 _PLACEHOLDERS = {
@@ -61,9 +64,15 @@ class PlainTyper(typer.Typer):
     def __init__(self, *, cls: type[TyperGroup] = PlainGroup, **settings: Any) -> None:
         super().__init__(cls=cls, no_args_is_help=True, rich_markup_mode=None, **settings)
 
-    def command(self, *args: Any, cls: type[TyperCommand] = PlainCommand, **settings: Any) -> Any:
+    def command(
+        self,
+        name: str | None = None,
+        *,
+        cls: type[TyperCommand] | None = PlainCommand,
+        **settings: Any,
+    ) -> Callable[[Function], Function]:
         """Return a decorator that registers a command, as typer's."""
-        return super().command(*args, cls=cls, **settings)
+        return super().command(name, cls=cls, **settings)
 
 
 def write_commands(formatter: Any, title: str, commands: list[tuple[str, Any]]) -> None:
@@ -97,7 +106,7 @@ def _argument(parameter: Any) -> str:
     """Return NAME, NAME... if it may be repeated, or the placeholder that was declared."""
     if parameter.metavar is not None:
         return str(parameter.metavar)
-    return parameter.name.upper() + ("..." if parameter.nargs != 1 else "")
+    return f"{parameter.name.upper()}{'...' if parameter.nargs != 1 else ''}"
 
 
 def _usage(parameter: Any) -> str:

@@ -58,9 +58,11 @@ def _quoted(path: str) -> str:
 def _origin() -> Mapping[str, Any]:
     """Return what pip or uv have written about where mlxserve came from; empty for an index."""
     try:
-        return json.loads(distribution(_NAME).read_text("direct_url.json") or "{}")
+        text = distribution(_NAME).read_text("direct_url.json")
+        origin: Mapping[str, Any] = json.loads(text or "{}")
     except (PackageNotFoundError, OSError, ValueError):
         return {}
+    return origin
 
 
 def _folder(origin: Mapping[str, Any]) -> str | None:

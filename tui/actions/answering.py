@@ -169,8 +169,8 @@ class Answering:
     def send_next(self) -> None:
         """Run what waits, or ask the next question, unless something is running, also for another client."""
         if self._next is not None and self._operations.is_idle:
-            operation, self._next = self._next, None
-            self.run(operation)
+            next_, self._next = self._next, None
+            self.run(next_)
         elif self.is_busy:
             return
         elif (operation := self.server.next_operation()) is not None:
