@@ -44,7 +44,11 @@ def _delay() -> None:
 
 
 def _observe(found: dict[str, Any]) -> None:
-    measure, launch, budget_of = engine_part.measure_step, ModelRunner.launch, StepTimeModel.work_budget
+    measure, launch, budget_of = (
+        engine_part.measure_step,
+        ModelRunner.launch,
+        StepTimeModel.work_budget,
+    )
     budgets: list[WorkBudget | None] = []
 
     def measured(*inputs: Any, **options: Any) -> StepPeak:

@@ -71,7 +71,6 @@ class Answering:
             noticed=self.send_next,
         )
         self.has_left_answer = False  # to the server, when the terminal was closed
-        self._next: Operation | None = None  # runs before questions that wait
 
     @property
     def is_busy(self) -> bool:
@@ -108,11 +107,6 @@ class Answering:
     def run(self, operation: Operation, *, leaves: bool = False) -> None:
         """Stop the running answer, or leave it to its server, then run this operation."""
         self._operations.begin(partial(self._guarded, operation), self.send_next, leaves=leaves)
-
-    def run_next(self, operation: Operation) -> None:
-        """Run this operation, in place of another one that waits, once the running answer has ended."""
-        self._next = operation
-        self.send_next()
 
     def run_when_connected(self, operation: Operation) -> None:
         if self._link.connection is None:
@@ -168,9 +162,8 @@ class Answering:
 
     def send_next(self) -> None:
         """Run what waits, or ask the next question, unless something is running, also for another client."""
-        if self._next is not None and self._operations.is_idle:
-            next_, self._next = self._next, None
-            self.run(next_)
+        if self._operations.is_idle and (first := self.queue.take_operation()) is not None:
+            self.run(first)
         elif self.is_busy:
             return
         elif (operation := self.server.next_operation()) is not None:

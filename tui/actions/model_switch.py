@@ -101,7 +101,8 @@ class ModelSwitch:
             if self._answering.is_answering:
                 words = one_line(model.name, 60)
                 self._app.notify(f"{words} is started when this answer has ended. Esc ends it now.")
-            self._answering.run_next(partial(self._link.restart, model.name))
+            self._answering.queue.operation = partial(self._link.restart, model.name)
+            self._answering.send_next()
 
     async def _get_ready(self, name: str) -> None:
         """Find or download the model while the old one still answers, then switch."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mlxserve.history.messages import NewQuestion
+from tui.chat.operations import Operation
 from tui.widgets.window import ChatWindow
 
 
@@ -12,6 +13,9 @@ class QuestionQueue:
     def __init__(self, window: ChatWindow) -> None:
         self._window = window
         self._waiting: list[NewQuestion] = []
+        self.operation: Operation | None = (
+            None  # runs before the questions, after the running answer
+        )
 
     def add(self, question: NewQuestion) -> None:
         self._waiting.append(question)
@@ -34,6 +38,11 @@ class QuestionQueue:
         question = self._waiting.pop(0)
         self._show()
         return question
+
+    def take_operation(self) -> Operation | None:
+        """Remove the operation that runs before the questions and return it; None if there is none."""
+        operation, self.operation = self.operation, None
+        return operation
 
     def return_to_composer(self) -> None:
         """Move all questions back into the composer: after a failure the user decides."""
