@@ -20,6 +20,7 @@ from metal_kernels import cooperative_tiles
 from metal_kernels.choice import has_metal
 from metal_kernels.chunk_trial import (
     MAX_CONTEXT,
+    ROWS,
     ChunkTimes,
     Timer,
     WayTimes,
@@ -79,8 +80,8 @@ def _times_of(rows: Any) -> ChunkTimes:
     for each, (tiles, *others) in rows:
         fused, unfused, cooperative = (None if time is None else float(time) for time in others)
         by_rows[int(each)] = WayTimes(float(tiles), fused, unfused, cooperative)
-    if not by_rows:
-        raise ValueError("no rows were timed")
+    if tuple(by_rows) != ROWS:
+        raise ValueError("other numbers of rows were timed")
     return ChunkTimes(by_rows)
 
 

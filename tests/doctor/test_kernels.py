@@ -168,13 +168,13 @@ def test_how_long_chunks_attend_and_why_is_reported(
     monkeypatch.setattr(speeds, "measure", lambda _backend: quick)
     monkeypatch.setattr(checkup, "check_ops", lambda _backend, _dims: iter(()))
     if is_timed:
-        by_rows = {64: (1.0, 1.5), 128: (2.0, 1.75), 256: (4.0, 3.0)}
+        by_rows = {32: (0.5, 1.25), 64: (1.0, 1.5), 128: (2.0, 1.75), 256: (4.0, 3.0)}
         times = ChunkTimes({rows: WayTimes(*each) for rows, each in by_rows.items()})
         chunk_choice.kept_times().keep("8 kv heads of 128", times)
     [finding] = [each for each in check_kernels() if each.name == "long chunks"]
     assert finding.value == (
-        "8 kv heads of 128: copies from 128 rows on: 64, 128, 256 rows take "
-        "1.00 and 1.50, 2.00 and 1.75, 4.00 and 3.00 ms by tiles and copies"
+        "8 kv heads of 128: copies from 128 rows on: 32, 64, 128, 256 rows take "
+        "0.50 and 1.25, 1.00 and 1.50, 2.00 and 1.75, 4.00 and 3.00 ms by tiles and copies"
         if is_timed
         else "by MLX's own routing until a model is loaded: nothing was timed on this machine yet"
     )

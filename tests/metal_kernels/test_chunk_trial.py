@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import mlx.core as mx
 import numpy as np
 import pytest
 
-from metal_kernels import long_chunks
+from metal_kernels import chunk_trial, long_chunks
 from metal_kernels.chunk_trial import ROWS, ChunkTimes, WayTimes, time_chunks
-from metal_kernels.kernels import Kernel, KernelSpec
+from metal_kernels.kernels import SMALLEST_INPUT, Kernel, KernelSpec
 from metal_kernels.long_chunks import CopiedChunks, copying, longest_copied, use_timed
 from metal_kernels.metal import MetalBackend
 from metal_kernels.ops import Attention
@@ -28,12 +31,14 @@ def no_times(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("copies", "first"),
     [
-        ((0.9, 0.9, 0.9), 64),
-        ((1.1, 0.9, 0.9), 128),
-        ((1.1, 1.1, 0.9), 256),
-        ((0.9, 1.1, 0.9), 256),
-        ((0.9, 0.9, 1.1), None),
-        ((1.0, 1.0, 1.0), None),
+        ((0.9, 0.9, 0.9, 0.9), 32),
+        ((1.1, 0.9, 0.9, 0.9), 64),
+        ((1.1, 1.1, 0.9, 0.9), 128),
+        ((1.1, 1.1, 1.1, 0.9), 256),
+        ((0.9, 0.9, 1.1, 0.9), 256),
+        ((0.9, 1.1, 0.9, 0.9), 128),
+        ((0.9, 0.9, 0.9, 1.1), None),
+        ((1.0, 1.0, 1.0, 1.0), None),
     ],
 )
 def test_copies_begin_where_they_are_faster_for_all_more_rows(
@@ -43,7 +48,7 @@ def test_copies_begin_where_they_are_faster_for_all_more_rows(
     times = ChunkTimes({rows: WayTimes(1.0, each) for rows, each in zip(ROWS, copies, strict=True)})
     assert times.choice(8) == (None if first is None else CopiedChunks(first))
     choice = "the tile kernel" if first is None else f"copies from {first} rows on"
-    assert str(times).startswith(f"{choice}: 64, 128, 256 rows take 1.00 and ")
+    assert str(times).startswith(f"{choice}: 32, 64, 128, 256 rows take 1.00 and ")
     assert str(times).endswith(" ms by tiles and copies")
     unfused = ChunkTimes(
         {rows: way._replace(fused=None, unfused=way.fused) for rows, way in times.by_rows.items()}
@@ -54,11 +59,11 @@ def test_copies_begin_where_they_are_faster_for_all_more_rows(
 @pytest.mark.parametrize(
     ("fused", "unfused", "chosen"),
     [
-        ((0.5, 0.5, 0.9), (0.8, 0.8, 0.8), CopiedChunks(64, unfused_heads=16)),
-        ((0.5, 0.5, 0.9), (1.1, 0.8, 0.8), CopiedChunks(128, unfused_heads=16)),
-        ((1.1, 0.5, 0.8), (0.4, 0.4, 0.8), CopiedChunks(128)),
-        ((1.1, 1.1, 0.9), (0.4, 0.4, 1.1), CopiedChunks(256)),
-        ((0.9, 0.9, 1.3), (0.9, 0.9, 1.2), None),
+        ((0.5, 0.5, 0.5, 0.9), (0.8, 0.8, 0.8, 0.8), CopiedChunks(32, unfused_heads=16)),
+        ((0.5, 0.5, 0.5, 0.9), (1.1, 1.1, 0.8, 0.8), CopiedChunks(128, unfused_heads=16)),
+        ((1.1, 0.5, 0.5, 0.8), (0.4, 0.4, 0.4, 0.8), CopiedChunks(64)),
+        ((1.1, 1.1, 1.1, 0.9), (0.4, 0.4, 0.4, 1.1), CopiedChunks(256)),
+        ((0.9, 0.9, 0.9, 1.3), (0.9, 0.9, 0.9, 1.2), None),
     ],
 )
 def test_of_mlxs_two_attentions_the_one_for_most_rows_takes_all_copies(
@@ -93,12 +98,43 @@ def test_every_way_is_timed_on_the_layers_own_shape() -> None:
 
     times = time_chunks(MetalBackend(no_kernel), LAYER, timer)
     assert times == ChunkTimes(dict.fromkeys(ROWS, WayTimes(2.0, 1.0, 0.5)))
-    assert times.choice(16) == CopiedChunks(64, unfused_heads=16)
+    assert times.choice(16) == CopiedChunks(32, unfused_heads=16)
     assert [(what.rows, way_of(what)) for what in timed] == [
         (rows, way) for rows in ROWS for way in seconds
     ]
     shapes = {(w.context, w.kv_heads, w.head_dim, w.group, w.dtype) for w in timed}
     assert shapes == {(4096, 2, 256, 8, mx.bfloat16)}
+
+
+def test_one_more_number_of_rows_compiles_no_kernel_and_builds_three_graphs_a_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """So a start is no dearer than by the time of these chunks. MLX's own kernels are not counted."""
+    small = replace(LAYER, context=64, kv_heads=1, group=1)
+    compiled: set[tuple[object, ...]] = set()
+    num_calls = 0
+
+    def factory(spec: KernelSpec, _source: str) -> Kernel:
+        def call(**call: Any) -> list[mx.array]:
+            nonlocal num_calls
+            num_calls += spec.name != "gather_pages"  # which each of MLX's two has before it
+            types = [(each.dtype, each.ndim, each.size < SMALLEST_INPUT) for each in call["inputs"]]
+            compiled.add((spec.name, str(call["template"]), str(types)))
+            shapes, dtypes = call["output_shapes"], call["output_dtypes"]
+            return [mx.zeros(*each) for each in zip(shapes, dtypes, strict=True)]
+
+        return call
+
+    def count(rows: tuple[int, ...]) -> int:
+        nonlocal num_calls
+        num_calls = 0
+        monkeypatch.setattr(chunk_trial, "ROWS", rows)
+        assert time_chunks(MetalBackend(factory), small, has_cooperative=True)
+        return num_calls
+
+    before, without = count(ROWS[1:2]), set(compiled)
+    assert count(ROWS[:2]) - before == 3 * 2  # tiles of both kinds
+    assert compiled == without
 
 
 WITH_UNFUSED, WITHOUT_FUSED = {"tiles", "fused", "unfused"}, {"tiles", "unfused"}

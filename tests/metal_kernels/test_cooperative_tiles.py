@@ -181,17 +181,17 @@ def times_of(*ways: tuple[float, float, float]) -> ChunkTimes:
 
 
 def test_cooperative_tensors_begin_where_they_are_faster_and_copies_must_beat_them() -> None:
-    faster = times_of((1.0, 0.9, 0.8), (1.0, 0.9, 0.8), (1.0, 0.7, 0.8))
-    assert faster.first_cooperative == 64
+    faster = times_of((1.0, 0.9, 0.8), (1.0, 0.9, 0.8), (1.0, 0.9, 0.8), (1.0, 0.7, 0.8))
+    assert faster.first_cooperative == 32
     assert faster.choice(8) == CopiedChunks(256)
-    slower = times_of((1.0, 0.9, 0.8), (1.0, 0.9, 1.1), (1.0, 0.7, 0.8))
+    slower = times_of((1.0, 1.1, 0.8), (1.0, 1.1, 0.8), (1.0, 0.9, 1.1), (1.0, 0.7, 0.8))
     assert slower.first_cooperative == 256
     assert slower.choice(8) == CopiedChunks(128)
-    never = times_of((1.0, 0.9, 0.8), (1.0, 0.9, 0.8), (1.0, 0.7, 1.0))
+    never = times_of(*[(1.0, 0.9, 0.8)] * 3, (1.0, 0.7, 1.0))
     assert never.first_cooperative is None
     assert str(faster).startswith(
-        "copies from 256 rows on, cooperative tensors from 64 rows on without copies: 64, 128, 256 rows take "
-        "1.00, 0.90 and 0.80, "
+        "copies from 256 rows on, cooperative tensors from 32 rows on without copies: 32, 64, 128, 256 "
+        "rows take 1.00, 0.90 and 0.80, "
     )
     assert str(faster).endswith(" ms by tiles, copies and cooperative tensors")
 
@@ -207,5 +207,5 @@ def test_they_are_timed_beside_the_others_after_their_trial() -> None:
     times = time_chunks(backend, LAYER, timer, has_cooperative=True)
     assert times is not None
     assert times.by_rows == dict.fromkeys(ROWS, WayTimes(1.0, 1.0, None, 1.0))
-    assert [what.is_cooperative for what in timed] == [False, False, True] * 3
+    assert [what.is_cooperative for what in timed] == [False, False, True] * len(ROWS)
     assert not any(what.is_cooperative for what in timed if what.by_tiles or what.by_copies)

@@ -14,6 +14,7 @@ import mlx.nn as nn
 import pytest
 
 from metal_kernels import cooperative_tiles, long_chunks
+from metal_kernels.chunk_trial import ROWS
 from metal_kernels.kernels import Kernel, KernelSpec
 from metal_kernels.long_chunks import CopiedChunks, copying
 from metal_kernels.metal import MetalBackend
@@ -93,11 +94,11 @@ def test_the_layer_that_sees_most_is_timed_once_on_a_machine(
     [spec] = {(s.kv_heads, s.key_dim) for s in loaded.layers}
     assert {(what.kv_heads, what.head_dim) for what in first.timed} == {spec}
     assert {what.context for what in first.timed} == {min(4096, loaded.context.longest)}
-    assert copying(64, mx.bfloat16) == CopiedChunks(64)
-    assert "by copies from 64 rows on: 64, 128, 256 rows take 1000.00 and 500.00" in caplog.text
+    assert copying(64, mx.bfloat16) == CopiedChunks(32)
+    assert "by copies from 32 rows on: 32, 64, 128, 256 rows take 1000.00 and 500.00" in caplog.text
     begin_process(monkeypatch)
     assert choose(loaded, copies=2.0).timed == []
-    assert copying(64, mx.bfloat16) == CopiedChunks(64)
+    assert copying(64, mx.bfloat16) == CopiedChunks(32)
     assert file.is_file()
 
 
@@ -113,7 +114,7 @@ def test_pools_in_8_bits_are_timed_for_themselves(
     choose(loaded)
     assert "loaded before" not in caplog.text
     in_8_bits = choose(loaded.in_8_bits(), copies=2.0)
-    assert copying(64, mx.bfloat16) == CopiedChunks(64)
+    assert copying(64, mx.bfloat16) == CopiedChunks(32)
     assert "the choice is that of a model loaded before" in caplog.text
     assert in_8_bits.timed
     assert all(what.is_quantised for what in in_8_bits.timed)
@@ -134,15 +135,15 @@ def test_a_layer_that_mlx_computes_unfused_is_kept_and_used_with_its_query_heads
     num_heads = config["num_attention_heads"]
     assert num_heads > loaded.layers[0].kv_heads
     timed = choose(loaded).timed
-    assert [what.by_blocks for what in timed] == [False, False, True] * 3
-    assert copying(256, mx.float16) == CopiedChunks(64, unfused_heads=num_heads)
+    assert [what.by_blocks for what in timed] == [False, False, True] * len(ROWS)
+    assert copying(256, mx.float16) == CopiedChunks(32, unfused_heads=num_heads)
     assert (
-        "copies from 64 rows on, unfused: 64, 128, 256 rows take 1000.00, 500.00 and 250.00"
+        "copies from 32 rows on, unfused: 32, 64, 128, 256 rows take 1000.00, 500.00 and 250.00"
         in caplog.text
     )
     begin_process(monkeypatch)
     assert choose(loaded, copies=3.0).timed == []
-    assert copying(256, mx.float16) == CopiedChunks(64, unfused_heads=num_heads)
+    assert copying(256, mx.float16) == CopiedChunks(32, unfused_heads=num_heads)
 
 
 def test_cooperative_tensors_are_timed_after_their_trial_which_each_load_repeats(
@@ -159,11 +160,11 @@ def test_cooperative_tensors_are_timed_after_their_trial_which_each_load_repeats
         False,
         False,
         True,
-    ] * 3
-    assert cooperative_tiles.first_rows(64, mx.bfloat16) == 64
+    ] * len(ROWS)
+    assert cooperative_tiles.first_rows(64, mx.bfloat16) == 32
     assert copying(64, mx.bfloat16) is None
-    assert "the tile kernel, cooperative tensors from 64 rows on without copies: 64," in caplog.text
-    for first in (None, 64):
+    assert "the tile kernel, cooperative tensors from 32 rows on without copies: 32," in caplog.text
+    for first in (None, 32):
         begin_process(monkeypatch)
         assert choose(loaded).timed == []
         assert cooperative_tiles.first_rows(64, mx.bfloat16) == first
@@ -185,6 +186,8 @@ def test_cooperative_tensors_are_timed_after_their_trial_which_each_load_repeats
         '{"of": null, "shapes": {"a": [[1, 2]]}}',
         '{"of": null, "shapes": {"of two ways, as once": [[64, [1.0, 0.5]], [256, [4.0, 3.0]]]}}',
         '{"of": null, "shapes": {"without rows": []}}',
+        '{"of": null, "shapes": {"from 64 rows on": [[64, [1, 2, null, null]], [128, [1, 2, null, null]], '
+        "[256, [1, 2, null, null]]]}}",
     ],
 )
 def test_a_broken_file_is_measured_again(loaded: LoadedModel, file: Path, content: str) -> None:
@@ -228,4 +231,4 @@ def test_a_folder_that_cannot_be_written_is_no_failure(
     file.parent.joinpath("file").touch()
     monkeypatch.setattr(chunk_choice, "data_home", lambda: file.parent / "file")
     assert choose(loaded).timed
-    assert copying(64, mx.bfloat16) == CopiedChunks(64)
+    assert copying(64, mx.bfloat16) == CopiedChunks(32)
