@@ -34,8 +34,12 @@ class Bug:
     def check_found(
         self, request: pytest.FixtureRequest, errors: tuple[type[BaseException], ...]
     ) -> None:
-        """Plant it and run the claim, with the fixtures that it names: it must fail with one of `errors`."""
+        """Plant it and run the claim, with the fixtures that it names or uses: it must fail with one of `errors`."""
         assert self.claim is not None
+        # Without them a claim may fail whatever was planted.
+        for mark in getattr(self.claim, "pytestmark", ()):
+            for fixture in mark.args if mark.name == "usefixtures" else ():
+                request.getfixturevalue(fixture)
         fixtures = {
             parameter: request.getfixturevalue(parameter)
             for parameter in inspect.signature(self.claim).parameters
