@@ -27,6 +27,14 @@ def use_timed(head_dim: int, dtype: mx.Dtype, first: int | None) -> None:
     timed_rows.setdefault((head_dim, dtype), first)
 
 
+def refuse(head_dim: int, dtype: mx.Dtype) -> None:
+    """Take no chunk in this process from now on, whatever was timed for a model before.
+
+    A text that another model needs, of 8 bits or of images, failed its trial on this machine.
+    """
+    timed_rows[head_dim, dtype] = None
+
+
 def first_rows(head_dim: int, dtype: mx.Dtype) -> int | None:
     """The fewest rows of a chunk that the kernel takes; None if a trial has not chosen it."""
     return timed_rows.get((head_dim, dtype))

@@ -20,20 +20,28 @@ from metal_kernels.ops import Attention
 from metal_kernels.reading import evaluate, read
 from metal_kernels.rounding import TOLERANCES, row_error
 from metal_kernels.speeds import TimedAttention
+from metal_kernels.tables import SequenceTables
 
 # Rows of two tiles and of a part of one, behind positions that end within a page.
 _ROWS, _CONTEXT = 75, 331
-_WINDOWS = (None, 97)
+# Rows of an image, which ends inside a tile.
+_IMAGE = slice(9, 50)
+_WINDOWS, _SOFTCAP = (None, 97), 2.0
 
 
-def why_not_cooperative(backend: MetalBackend, what: TimedAttention) -> str | None:
-    """Return why chunks of a layer like `what` do not go by cooperative tensors; None if they may."""
+def why_not_cooperative(
+    backend: MetalBackend, what: TimedAttention, *, has_ends: bool
+) -> str | None:
+    """Return why chunks of a layer like `what` do not go by cooperative tensors; None if they may.
+
+    has_ends: rows of an image may see all of it, for which the kernel is compiled once more
+    """
     if not is_supported(what.head_dim, what.dtype):
         return "the kernel does not have this head dimension or dtype"
     if not has_accelerators(what.dtype):
         return "there are no neural accelerators"
     try:
-        error = difference(backend, what)
+        error = difference(backend, what, has_ends=has_ends)
     except REFUSALS as refused:
         return f"the kernel does not run: {str(refused).strip()[:200]}"
     if not error <= 2 * TOLERANCES[what.dtype]:
@@ -41,8 +49,12 @@ def why_not_cooperative(backend: MetalBackend, what: TimedAttention) -> str | No
     return None
 
 
-def difference(backend: MetalBackend, what: TimedAttention) -> float:
-    """The largest difference of a row between both tile kernels, relative to the row; NaN for NaN."""
+def difference(backend: MetalBackend, what: TimedAttention, *, has_ends: bool) -> float:
+    """The largest difference of a row between both tile kernels, relative to the row; NaN for NaN.
+
+    Of every text that `what` needs: with the ends of an image as well, if there may be some. Windows,
+    softcaps and sinks are arguments of the same text.
+    """
     layer = replace(what, context=_CONTEXT, rows=_ROWS, batch=1)
     shape = layer.num_pages, layer.kv_heads, layer.page_size, layer.head_dim
     k_pool, v_pool = (backend.new_pool(*shape, layer.pool_dtype) for _ in range(2))
@@ -54,15 +66,27 @@ def difference(backend: MetalBackend, what: TimedAttention) -> float:
     backend.write_kv(keys, values, k_pool, v_pool, tables.slots(0, np.arange(_CONTEXT)))
     queries, worst = layer.queries(), 0.0
     evaluate(queries)
-    for window in _WINDOWS:
-        attention = Attention(layer.scale, window=window)
-        expected, found = (
-            read(
-                backend.attend_tiles(
-                    queries, k_pool, v_pool, tables, attention, is_cooperative=is_cooperative
-                ).astype(mx.float32)
+    sinks = mx.random.normal((queries.shape[1],), key=mx.random.key(5)).astype(layer.dtype)
+    kinds: list[tuple[Attention, mx.array | None]] = [
+        *((Attention(layer.scale, window=window), None) for window in _WINDOWS),
+        (Attention(layer.scale, softcap=_SOFTCAP), sinks),
+    ]
+    for seen in [tables, _with_image(tables)] if has_ends else [tables]:
+        for attention, own in kinds:
+            expected, found = (
+                read(
+                    backend.attend_tiles(
+                        queries, k_pool, v_pool, seen, attention, own, is_cooperative=each
+                    ).astype(mx.float32)
+                )
+                for each in (False, True)
             )
-            for is_cooperative in (False, True)
-        )
-        worst = float(np.maximum(worst, row_error(found, expected)))
+            worst = float(np.maximum(worst, row_error(found, expected)))
     return worst
+
+
+def _with_image(tables: SequenceTables) -> SequenceTables:
+    """The same rows, some of which are an image's that see all of it."""
+    ends = np.arange(_CONTEXT - _ROWS, _CONTEXT, dtype=np.int32) + 1
+    ends[_IMAGE] = ends[_IMAGE][-1]
+    return replace(tables, ends=ends)

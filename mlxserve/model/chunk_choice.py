@@ -103,16 +103,19 @@ def choose_chunks(
     if not backend.without.isdisjoint({StepWay.GATHERED, StepWay.BLOCKS}):
         return
     kept = kept_times()
+    has_ends = loaded.vision is not None and loaded.vision.bidirectional is not None
     for what in _shapes(loaded):
         label = label_of(what)
         times = kept.all().get(label)
-        reason = why_not_cooperative(backend, what)
+        reason = why_not_cooperative(backend, what, has_ends=has_ends)
+        if reason is not None:
+            cooperative_tiles.refuse(what.head_dim, what.dtype)
         if times is None:
             times = time_chunks(backend, what, timer, has_cooperative=reason is None)
             if times is None:
                 continue
             kept.keep(label, times)
-        _use(what, times, reason)
+        _use(what, times)
         choice = times.choice(what.kv_heads * what.group)
         is_used = copying(what.head_dim, what.dtype) == choice
         kept_choice = "" if is_used else f"; {_OF_ANOTHER}"
@@ -121,14 +124,10 @@ def choose_chunks(
             log.info("Chunks of %s without cooperative tensors: %s", label, reason)
 
 
-def _use(what: TimedAttention, times: ChunkTimes, not_cooperative: str | None) -> None:
-    """Let chunks attend as was timed.
-
-    not_cooperative: why cooperative tensors are not taken, whatever their times are
-    """
+def _use(what: TimedAttention, times: ChunkTimes) -> None:
+    """Let chunks attend as was timed, unless a model before decided it or a trial failed."""
     use_timed(what.head_dim, what.dtype, times.choice(what.kv_heads * what.group))
-    first = times.first_cooperative if not_cooperative is None else None
-    cooperative_tiles.use_timed(what.head_dim, what.dtype, first)
+    cooperative_tiles.use_timed(what.head_dim, what.dtype, times.first_cooperative)
 
 
 def _shapes(loaded: LoadedModel) -> Iterator[TimedAttention]:

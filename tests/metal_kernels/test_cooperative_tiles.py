@@ -124,12 +124,40 @@ def accelerators(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("accelerators")
-@pytest.mark.parametrize("is_quantised", [False, True])
-def test_the_trial_passes_where_the_lanes_are_as_mlx_has_them(is_quantised: bool) -> None:
+@pytest.mark.parametrize(("is_quantised", "has_ends"), [(False, False), (True, True)])
+def test_the_trial_passes_where_the_lanes_are_as_mlx_has_them(
+    is_quantised: bool, has_ends: bool
+) -> None:
+    """Without a window, with one, and with a softcap and sinks; each of them with an image, too."""
     backend, ran = recorded()
     what = replace(LAYER, is_quantised=is_quantised)
-    assert why_not_cooperative(backend, what) is None
-    assert ran.count("cooperative_prefill") == ran.count("paged_prefill") == 2
+    assert why_not_cooperative(backend, what, has_ends=has_ends) is None
+    assert ran.count("cooperative_prefill") == ran.count("paged_prefill") == (6 if has_ends else 3)
+
+
+@pytest.mark.usefixtures("accelerators")
+@pytest.mark.parametrize("is_refused", [False, True])
+def test_the_text_for_images_is_tried_where_a_model_may_need_it(is_refused: bool) -> None:
+    """Otherwise it would be compiled, and computed with for the first time, inside an answer."""
+    make = emulated_factory()
+
+    def factory(spec: KernelSpec, source: str) -> Kernel:
+        right = make(spec, source)
+        blind = make(spec, source.replace("ends[row] - 1 - my_positions[r]", "0"))
+
+        def call(**call: Any) -> list[mx.array]:
+            if spec.name != "cooperative_prefill" or ("HAS_ENDS", 1) not in call["template"]:
+                return right(**call)
+            if is_refused:
+                raise RuntimeError("Unable to build metal library from source")
+            return blind(**call)
+
+        return call
+
+    assert why_not_cooperative(MetalBackend(factory), LAYER, has_ends=False) is None
+    reason = why_not_cooperative(MetalBackend(factory), LAYER, has_ends=True)
+    assert reason is not None
+    assert reason.startswith(("its results differ", "the kernel does not run: "))
 
 
 @pytest.mark.usefixtures("accelerators")
@@ -141,7 +169,7 @@ def test_the_trial_fails_where_lanes_are_others_and_where_the_text_is_refused() 
         moved = spec.header.replace("((lane >> 2) & 2)", "((lane >> 1) & 2)")
         return make(replace(spec, header=moved), source)
 
-    reason = why_not_cooperative(MetalBackend(other_lanes), LAYER)
+    reason = why_not_cooperative(MetalBackend(other_lanes), LAYER, has_ends=False)
     assert reason is not None
     assert reason.startswith("its results differ from the other tile kernel's by ")
 
@@ -150,7 +178,7 @@ def test_the_trial_fails_where_lanes_are_others_and_where_the_text_is_refused() 
             raise RuntimeError("'MetalPerformancePrimitives.h' file not found")
         return make(spec, source)
 
-    reason = why_not_cooperative(MetalBackend(refusing), LAYER)
+    reason = why_not_cooperative(MetalBackend(refusing), LAYER, has_ends=False)
     assert reason == "the kernel does not run: 'MetalPerformancePrimitives.h' file not found"
 
 
@@ -166,7 +194,7 @@ def test_the_trial_fails_where_lanes_are_others_and_where_the_text_is_refused() 
 @pytest.mark.skipif(mx.metal.is_available(), reason="a Mac may have neural accelerators")
 def test_nothing_is_tried_where_it_would_mean_nothing(options: dict[str, Any], reason: str) -> None:
     backend, ran = recorded()
-    assert why_not_cooperative(backend, replace(LAYER, **options)) == reason
+    assert why_not_cooperative(backend, replace(LAYER, **options), has_ends=True) == reason
     assert ran == []
 
 

@@ -7,7 +7,8 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -21,8 +22,10 @@ from metal_kernels.metal import MetalBackend
 from metal_kernels.speeds import TimedAttention
 from metal_kernels.step_ways import StepWay
 from mlxserve.model import chunk_choice
+from mlxserve.model.bidirectional import Bidirectional
 from mlxserve.model.chunk_choice import choose_chunks, kept_times
 from mlxserve.model.load import LoadedModel, prepare
+from mlxserve.model.vision import Vision
 
 BuildModel = Callable[..., tuple[nn.Module, dict[str, Any]]]
 
@@ -155,7 +158,7 @@ def test_cooperative_tensors_are_timed_after_their_trial_which_each_load_repeats
     """Times that are kept choose no kernel that would be wrong by now."""
     caplog.set_level(logging.INFO, "mlxserve")
     reasons: list[str | None] = [None, "its results differ", None]
-    monkeypatch.setattr(chunk_choice, "why_not_cooperative", lambda *_: reasons.pop(0))
+    monkeypatch.setattr(chunk_choice, "why_not_cooperative", lambda *_, **__: reasons.pop(0))
     assert [what.is_cooperative for what in choose(loaded, copies=2.0).timed] == [
         False,
         False,
@@ -174,6 +177,35 @@ def test_cooperative_tensors_are_timed_after_their_trial_which_each_load_repeats
     file.unlink()
     assert not any(what.is_cooperative for what in choose(loaded).timed)
     assert cooperative_tiles.first_rows(64, mx.bfloat16) is None
+
+
+def test_a_text_that_fails_for_a_later_model_is_used_for_none(
+    loaded: LoadedModel, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was timed for a model before would compute the other's chunks by it."""
+    monkeypatch.setattr(chunk_choice, "why_not_cooperative", lambda *_, **__: None)
+    choose(loaded, copies=2.0)
+    assert cooperative_tiles.first_rows(64, mx.bfloat16) == 32
+    monkeypatch.setattr(chunk_choice, "why_not_cooperative", lambda *_, **__: "it differs")
+    choose(loaded.in_8_bits(), copies=2.0)
+    assert cooperative_tiles.first_rows(64, mx.bfloat16) is None
+
+
+def test_images_that_attend_in_both_directions_are_tried(
+    loaded: LoadedModel, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[bool] = []
+
+    def trial(_backend: MetalBackend, _what: TimedAttention, *, has_ends: bool) -> str:
+        tried.append(has_ends)
+        return "not here"
+
+    monkeypatch.setattr(chunk_choice, "why_not_cooperative", trial)
+    for bidirectional in (None, Bidirectional.ALL_LAYERS):
+        vision = SimpleNamespace(bidirectional=bidirectional)
+        choose(replace(loaded, vision=cast(Vision, vision)))
+    choose(loaded)
+    assert tried == [False, True, False]
 
 
 @pytest.mark.parametrize(

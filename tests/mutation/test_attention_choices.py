@@ -8,12 +8,18 @@ from __future__ import annotations
 import mlx.core as mx
 import pytest
 
-from metal_kernels import gathered_attention, long_chunks, metal
+from metal_kernels import (
+    cooperative_tiles,
+    cooperative_trial,
+    gathered_attention,
+    long_chunks,
+    metal,
+)
 from metal_kernels.chunk_trial import ChunkTimes
 from metal_kernels.dispatches import Dispatches
 from metal_kernels.long_chunks import CopiedChunks
 from metal_kernels.speeds import TimedAttention
-from mlxserve.model import chunk_choice, fused_qkv, step_peak
+from mlxserve.model import fused_qkv, step_peak
 from tests import memory_table
 from tests.doctor import test_attention_speeds
 from tests.geometries import QWEN3_8B
@@ -201,10 +207,10 @@ FOUND: dict[str, Bug] = {
         {"options": {}, "before": 0},
     ),
     "take cooperative tensors without a trial": Bug(
-        chunk_choice,
-        "_use",
-        "times.first_cooperative if not_cooperative is None else None",
-        "times.first_cooperative",
+        test_chunk_choice,
+        "choose_chunks",
+        "cooperative_tiles.refuse(what.head_dim, what.dtype)",
+        "pass",
         test_chunk_choice.test_cooperative_tensors_are_timed_after_their_trial_which_each_load_repeats,
     ),
     "take what differs for equal": Bug(
@@ -213,6 +219,36 @@ FOUND: dict[str, Bug] = {
         "if not error <= 2 * TOLERANCES[what.dtype]:",
         "if False:",
         test_cooperative_tiles.test_the_trial_fails_where_lanes_are_others_and_where_the_text_is_refused,
+    ),
+    "take a text that failed for a later model": Bug(
+        cooperative_tiles,
+        "refuse",
+        "timed_rows[head_dim, dtype] = None",
+        "timed_rows.setdefault((head_dim, dtype), None)",
+        test_chunk_choice.test_a_text_that_fails_for_a_later_model_is_used_for_none,
+    ),
+    "try no text of images": Bug(
+        cooperative_trial,
+        "difference",
+        "if has_ends else [tables]",
+        "if False else [tables]",
+        test_cooperative_tiles.test_the_text_for_images_is_tried_where_a_model_may_need_it,
+        {"is_refused": True},
+    ),
+    "try the text of images with rows of text": Bug(
+        cooperative_trial,
+        "_with_image",
+        "ends[_IMAGE] = ends[_IMAGE][-1]",
+        "pass",
+        test_cooperative_tiles.test_the_text_for_images_is_tried_where_a_model_may_need_it,
+        {"is_refused": False},
+    ),
+    "know no images of a model": Bug(
+        test_chunk_choice,
+        "choose_chunks",
+        "and loaded.vision.bidirectional is not None",
+        "and False",
+        test_chunk_choice.test_images_that_attend_in_both_directions_are_tried,
     ),
     "take cooperative tensors for any number of rows": Bug(
         metal,
