@@ -12,11 +12,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.emulator.cache import cache_folder, digest, publish, workspace
+from tests.emulator.cache import cache_folder, digest, publish, publish_text, workspace
 from tests.emulator.counting import counted
 from tests.emulator.errors import MetalSourceError
 from tests.emulator.exports import ExportedKernel, Parameter
-from tests.emulator.frontend import Dialect, Translation, translate
+from tests.emulator.frontend import Dialect, Translation, translate, translate_header
 from tests.emulator.toolchain import (
     HERE,
     INCLUDE,
@@ -41,6 +41,7 @@ class BuildRequest:
     """What to compile, and how."""
 
     source: str
+    preamble: str  # the name of a header that MLX puts before the source; "" if none
     kernel: str  # host_name, function, or an expression such as `k<float, 64>`
     constants: tuple[tuple[int | str, bool | int | float], ...]
     include_dirs: tuple[str, ...]
@@ -78,25 +79,28 @@ def _remembered(record: Path, folder: Path) -> Built | None:
     if not record.exists():
         return None
     stored = json.loads(record.read_text())
-    for path, content in stored["dependencies"].items():
-        if not Path(path).is_file() or digest(Path(path).read_bytes()) != content:
-            return None
+    if not _are_unchanged(stored["dependencies"]):
+        return None
     library = folder / stored["library"]
     return Built(library, _kernel_from_json(stored["kernel"])) if library.exists() else None
 
 
 def _build(request: BuildRequest, key: str, record: Path, folder: Path) -> Built:
-    text = preprocess(request.source, request.include_dirs, request.defines, request.metal_version)
-    dependencies = {
-        path: digest(Path(path).read_bytes())
-        for path in sorted(set(_INCLUDED.findall(text)))
-        if not Path(path).is_relative_to(INCLUDE)
-    }
-    constants = dict(request.constants)
-    translation = translate(text, request.kernel, constants, request.dialect, lint=request.strict)
+    preamble = None if request.strict or not request.preamble else _preamble(request)
+    text = _preprocessed(request, behind="" if preamble is None else request.preamble)
+    dependencies = _dependencies(text) | ({} if preamble is None else preamble.dependencies)
+    translation = translate(
+        text,
+        request.kernel,
+        dict(request.constants),
+        request.dialect,
+        lint=request.strict,
+        names_before=frozenset() if preamble is None else preamble.names,
+    )
     library = folder / f"{digest(key, repr(dependencies))}.so"
     with workspace() as work:
-        _compile(request, text, translation, work)
+        header = None if preamble is None else preamble.header
+        _compile(request, text, translation, work, header)
         object_file = work / "kernel.o"
         if IS_MACOS:  # the library's debug map names the object, so it has to stay
             publish(object_file, library.with_suffix(".o"))
@@ -113,7 +117,60 @@ def _build(request: BuildRequest, key: str, record: Path, folder: Path) -> Built
     return Built(library, translation.kernel)
 
 
-def _compile(request: BuildRequest, text: str, translation: Translation, work: Path) -> None:
+def _preprocessed(request: BuildRequest, behind: str = "") -> str:
+    """The source behind its preamble, which is part of the text unless it is read from a header."""
+    source = request.source
+    if request.preamble and not behind:
+        source = f'#include "{request.preamble}"\n{source}'
+    options = request.include_dirs, request.defines, request.metal_version
+    return preprocess(source, *options, behind)
+
+
+def _are_unchanged(dependencies: Mapping[str, str]) -> bool:
+    return all(
+        Path(path).is_file() and digest(Path(path).read_bytes()) == content
+        for path, content in dependencies.items()
+    )
+
+
+def _dependencies(text: str) -> dict[str, str]:
+    """What a preprocessed text was made from, and digests of it."""
+    return {
+        path: digest(Path(path).read_bytes())
+        for path in sorted(set(_INCLUDED.findall(text)))
+        if not Path(path).is_relative_to(INCLUDE)
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _Preamble:
+    header: Path  # translated
+    names: frozenset[str]
+    dependencies: dict[str, str]
+
+
+_preambles: dict[tuple[object, ...], _Preamble] = {}
+
+
+def _preamble(request: BuildRequest) -> _Preamble:
+    """The request's preamble, translated: five sixths of a kernel's text, the same for all of them."""
+    folder = cache_folder()
+    options = request.include_dirs, request.defines, request.metal_version
+    key = folder, request.preamble, options, request.dialect
+    if key in _preambles and _are_unchanged(_preambles[key].dependencies):
+        return _preambles[key]
+    text = preprocess(f'#include "{request.preamble}"\n', *options)
+    translation = translate_header(text, request.dialect)
+    header = folder / f"preamble-{digest(translation.text, request.dialect)}.h"
+    if not header.exists():
+        publish_text(translation.text, header)
+    _preambles[key] = _Preamble(header, translation.names, _dependencies(text))
+    return _preambles[key]
+
+
+def _compile(
+    request: BuildRequest, text: str, translation: Translation, work: Path, header: Path | None
+) -> None:
     """Into work/kernel.o, with the second front end working beside it when it is asked.
 
     Loops stay loops, which compile in a tenth of the time (paged_prefill of dimension 256 with checks:
@@ -125,13 +182,12 @@ def _compile(request: BuildRequest, text: str, translation: Translation, work: P
     source.write_text(translation.text if request.counted else _UNROLL.sub("", translation.text))
     flags = compile_flags(request.dialect, request.check, counted=request.counted)
     output = work / ("kernel.ll" if request.counted else "kernel.o")
-    jobs: list[tuple[Path, tuple[str, ...], Path | None]] = [(source, flags, output)]
+    compilations = [Compilation(source, flags, output, header)]
     if request.strict and request.dialect == "c++":
         other = translate(text, request.kernel, dict(request.constants), "opencl", lint=False)
         source = work / "kernel.clcpp"
         source.write_text(other.text)
-        jobs.append((source, compile_flags("opencl", check=False), None))
-    compilations = [Compilation(*job) for job in jobs]
+        compilations.append(Compilation(source, compile_flags("opencl", check=False), None))
     outcomes = [compilation.finish() for compilation in compilations]
     for outcome in outcomes:
         if outcome.failed:

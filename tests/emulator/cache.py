@@ -61,6 +61,13 @@ def workspace() -> Iterator[Path]:
         yield Path(folder)
 
 
+def publish_text(text: str, target: Path) -> None:
+    """Make a file with this text visible under its name, in one step."""
+    with workspace() as folder:
+        (folder / target.name).write_text(text)
+        publish(folder / target.name, target)
+
+
 def publish(finished: Path, target: Path) -> None:
     """Make a finished file of a workspace visible under its final name, in one step."""
     os.replace(finished, target)

@@ -37,24 +37,31 @@ class Translation:
     warnings: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class HeaderTranslation:
+    """A header, ready to compile. Of `names` a text behind it may construct vectors."""
+
+    text: str
+    names: frozenset[str]
+
+
 def translate(
-    preprocessed: str, name: str, constants: Constants, dialect: Dialect, *, lint: bool
+    preprocessed: str,
+    name: str,
+    constants: Constants,
+    dialect: Dialect,
+    *,
+    lint: bool,
+    names_before: frozenset[str] = frozenset(),
 ) -> Translation:
     """Translate a whole file and add an entry point for the kernel called `name`.
 
     `name` is a host_name of the file, a kernel's name, or an expression such as `k<float, 64>`.
-    With `lint` the rules that rest on reading tokens are checked as well.
+    `names_before` are those of a header before it. With `lint` the rules that rest on reading tokens
+    are checked as well.
     """
-    tokens = TokenList.of(preprocessed)
-    names = vector_names(tokens)
-    refuse_absent_words(tokens)
-    point_array_parameters(tokens)
-    if dialect == "opencl":
-        drop_thread_members(tokens)
-        qualify_constants(tokens)
-    else:
-        drop_qualified_members(tokens)
-        construct_constants(tokens)
+    tokens, names = _spelled_for(dialect, preprocessed)
+    names |= names_before
     warnings = unqualified_pointers(tokens, names) + recursive_functions(tokens) if lint else []
     exports = find_exports(tokens)
     expression = exports.host_names.get(name, name)
@@ -65,6 +72,28 @@ def translate(
     rewriter = Rewriter(tokens, names, exports, constants)
     text = rewriter.text() + entry_point(kernel, expression)
     return Translation(text, kernel, tuple(warnings + rewriter.warnings))
+
+
+def translate_header(preprocessed: str, dialect: Dialect) -> HeaderTranslation:
+    """Translate a header without kernels, which texts behind it need not contain."""
+    tokens, names = _spelled_for(dialect, preprocessed)
+    text = Rewriter(tokens, names, find_exports(tokens), {}).text()
+    return HeaderTranslation(text, names)
+
+
+def _spelled_for(dialect: Dialect, preprocessed: str) -> tuple[TokenList, frozenset[str]]:
+    """Declarations as a dialect spells them, and the names that may construct a vector."""
+    tokens = TokenList.of(preprocessed)
+    names = vector_names(tokens)
+    refuse_absent_words(tokens)
+    point_array_parameters(tokens)
+    if dialect == "opencl":
+        drop_thread_members(tokens)
+        qualify_constants(tokens)
+    else:
+        drop_qualified_members(tokens)
+        construct_constants(tokens)
+    return tokens, names
 
 
 def _function_of(expression: str) -> str:

@@ -14,7 +14,7 @@ from tests.emulator.launch import Binding, Program, Size, Statistics
 from tests.emulator.library import METAL_VERSION, input_binding
 from tests.emulator.signature import InputType, KernelBody, Template, generate
 
-_PRELUDE = "mlx/backend/metal/kernels/utils.h"  # what MLX puts before a custom kernel
+_PREAMBLE = "mlx/backend/metal/kernels/utils.h"  # what MLX puts before a custom kernel
 _MATH_MODES = ("safe", "relaxed", "fast")
 
 
@@ -150,7 +150,6 @@ class MetalKernel:
         if generated.name in self._programs:
             return self._programs[generated.name]
         text = (
-            f'#include "{_PRELUDE}"\n'
             f'# 1 "{body.name}.header"\n{body.header}\n'
             f'# 1 "{body.name}.signature"\n{generated.before}\n'
             f'# 1 "{body.name}.metal"\n{body.source}\n'
@@ -158,6 +157,7 @@ class MetalKernel:
         )
         request = BuildRequest(
             source=text,
+            preamble=_PREAMBLE,
             kernel=generated.name,
             constants=(),
             include_dirs=(str(mlx_include_folder()), *self._include_dirs),

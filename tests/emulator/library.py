@@ -139,6 +139,7 @@ class Library:
         """
         request = BuildRequest(
             source=self._source,
+            preamble="",
             kernel=name,
             constants=tuple((constants or {}).items()),
             include_dirs=self._include_dirs,

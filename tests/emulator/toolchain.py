@@ -170,9 +170,16 @@ def _run(command: Sequence[str], what: str, text: str | None = None) -> str:
 
 
 def preprocess(
-    source: str, include_dirs: Sequence[str], defines: Sequence[str], metal_version: int
+    source: str,
+    include_dirs: Sequence[str],
+    defines: Sequence[str],
+    metal_version: int,
+    behind: str = "",
 ) -> str:
-    """The text after `#include` and `#define`, line markers kept, Metal's own headers empty."""
+    """The text after `#include` and `#define`, line markers kept, Metal's own headers empty.
+
+    With a header that it is `behind`, its macros and inclusions are known, and it is no part of the text.
+    """
     paths = [str(INCLUDE / "metal"), *include_dirs]
     command = [
         *find_toolchain().compiler,
@@ -180,6 +187,7 @@ def preprocess(
         f"-D__METAL_VERSION__={metal_version}",
         *(f"-D{define}" for define in defines),
         *(option for path in paths for option in ("-I", path)),
+        *(("-imacros", behind) if behind else ()),
         "-",
     ]
     return _run(command, "preprocessing", source)
@@ -205,11 +213,16 @@ class CompilerResult:
 class Compilation:
     """A compiler at work: started when constructed, so that two can run side by side."""
 
-    def __init__(self, source: Path, flags: Sequence[str], output: Path | None) -> None:
-        """`output` None: only look for errors; a name that ends with ".ll" is written as LLVM IR."""
+    def __init__(
+        self, source: Path, flags: Sequence[str], output: Path | None, header: Path | None = None
+    ) -> None:
+        """Begin to compile `source` behind the prelude and a translated `header`.
+
+        `output` None: only look for errors; a name that ends with ".ll" is written as LLVM IR.
+        """
         what = ["-S", "-emit-llvm"] if output is not None and output.suffix == ".ll" else ["-c"]
         action = ["-fsyntax-only"] if output is None else [*what, "-o", str(output)]
-        prelude = ["-include-pch", str(_prelude(flags))]
+        prelude = ["-include-pch", str(_prelude(flags, header))]
         command = [*find_toolchain().compiler, *flags, *prelude, *action, str(source)]
         self._process = subprocess.Popen(
             command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
@@ -227,18 +240,19 @@ def assemble(ir: Path, output: Path) -> None:
     _run([*command, "-o", str(output)], "assembling")
 
 
-def _prelude(flags: Sequence[str]) -> Path:
-    """The prelude, parsed once per set of flags: that is half of the time a kernel takes."""
+def _prelude(flags: Sequence[str], header: Path | None) -> Path:
+    """The prelude and a header, parsed once per set of flags: that is half of the time a kernel takes."""
     toolchain = find_toolchain()
-    texts = [path.read_bytes() for path in sorted(PRELUDE.parent.glob("*.h"))]
-    key = digest(*texts, toolchain.version, repr((toolchain.compiler, flags, PRELUDE)))
+    contents = [path.read_bytes() for path in sorted(PRELUDE.parent.glob("*.h"))]
+    key = digest(*contents, toolchain.version, repr((toolchain.compiler, flags, PRELUDE, header)))
     target = cache_folder() / f"{key}.pch"
     if not target.exists():
         with workspace() as folder:
             built = folder / target.name
+            texts = [str(PRELUDE)] if header is None else ["-include", str(PRELUDE), str(header)]
             # The key is made of contents, so times may differ.
             emit = ("-Xclang", "-emit-pch", "-Xclang", "-fno-pch-timestamp", "-c")
-            command = [*toolchain.compiler, *flags, *emit, "-o", str(built), str(PRELUDE)]
+            command = [*toolchain.compiler, *flags, *emit, "-o", str(built), *texts]
             _run(command, "compiling the prelude")
             publish(built, target)
     return target

@@ -5,12 +5,13 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import pytest
 
-from tests.emulator import CacheNotUsable, metal_kernel
+from tests.emulator import CacheNotUsable, build, kernel, metal_kernel, toolchain
 from tests.emulator.cache import VARIABLE, cache_folder, digest
 
 ROOT = Path(__file__).parents[3]
@@ -28,11 +29,11 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def run_once() -> list[float]:
-    kernel = metal_kernel(
-        "kept", ["x"], ["out"], "uint i = thread_position_in_grid.x; out[i] = x[i] + 1;"
+def run_once(number: object = 1) -> list[float]:
+    add = metal_kernel(
+        "kept", ["x"], ["out"], f"uint i = thread_position_in_grid.x; out[i] = x[i] + {number};"
     )
-    (out,) = kernel(
+    (out,) = add(
         inputs=[mx.arange(8).astype(mx.float32)],
         output_shapes=[(8,)],
         output_dtypes=[mx.float32],
@@ -57,7 +58,42 @@ def test_a_second_run_compiles_nothing(fresh: Path, monkeypatch: pytest.MonkeyPa
 def test_only_finished_files_are_left(fresh: Path) -> None:
     run_once()
     suffixes = sorted(path.suffix for path in fresh.iterdir() if path.name != "zig")
-    assert suffixes == [".json", ".pch", ".so", ".so"]  # a record, our prelude, kernel and runtime
+    # MLX's preamble, a record, our prelude with the preamble, kernel and runtime.
+    assert suffixes == [".h", ".json", ".pch", ".so", ".so"]
+
+
+def test_the_preamble_is_read_once_for_all_kernels(
+    fresh: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is most of a kernel's text."""
+    read: list[str] = []
+
+    def preprocess(source: str, *options: Any) -> str:
+        read.append(toolchain.preprocess(source, *options))
+        return read[-1]
+
+    monkeypatch.setattr(build, "preprocess", preprocess)
+    assert run_once(1) != run_once(2)
+    preamble, *kernels = map(len, read)
+    assert max(kernels) < preamble / 10
+    assert len(kernels) == 2
+    assert [path.suffix for path in fresh.iterdir()].count(".pch") == 1
+
+
+def test_another_preamble_is_read_anew(
+    fresh: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its macros, its functions and its names of vectors are known behind it."""
+    header = tmp_path / kernel._PREAMBLE
+    header.parent.mkdir(parents=True)
+    monkeypatch.setattr(kernel, "mlx_include_folder", lambda: tmp_path)
+    text = (
+        "using namespace metal;\ntypedef vec<float, 2> Pair;\n#define NUMBER {}\n"
+        "inline float of(Pair x) {{ return x.y; }}\n"
+    )
+    for number in (3.0, 4.0, 3.0):
+        header.write_text(text.format(number))
+        assert run_once("of(Pair(0.0f, NUMBER))") == [number + k for k in range(8)]
 
 
 def test_processes_that_start_together_agree(fresh: Path) -> None:
