@@ -11,27 +11,13 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-import mlx.core as mx
-import numpy as np
 import pytest
 
-from metal_kernels import cooperative_tiles
 from metal_kernels.kernels import ALL, HEADERS, Factory, Kernel, KernelSpec
 from metal_kernels.metal import MetalBackend
-from metal_kernels.ops import Attention
-from metal_kernels.replay import DeltaRows, SsmRows
-from metal_kernels.rounding import row_error
-from metal_kernels.tables import SequenceTables
 from tests.emulated import emulated_factory
 from tests.emulator import KernelFault
-from tests.metal_kernels.latent_oracle import PagedLatents, latent_case
-from tests.metal_kernels.mlx_products import packs_of, random_rows, rows_alone
-from tests.metal_kernels.mlx_products import quantised as quantised_weights
-from tests.metal_kernels.oracle import TOLERANCES, Case, Paged, quantised
-from tests.metal_kernels.test_draft_units import Drafts, check_infinite_values
-from tests.metal_kernels.test_replay import cases as replay_cases
-from tests.metal_kernels.test_replay import check_rows
-from tests.metal_kernels.test_rotary import ROTATIONS, check, check_8_bits
+from tests.mutation.checks import checks_of, most_likely_first, users_first
 
 pytestmark = pytest.mark.mutation
 
@@ -486,6 +472,7 @@ class Mutant:
     place: str  # a kernel or a header
     name: str
     text: str
+    at: int  # where it differs
 
     def __str__(self) -> str:
         return f"{self.place}: {self.name}"
@@ -494,23 +481,35 @@ class Mutant:
     def kernels(self) -> list[str]:
         """Those that it may break."""
         header = HEADERS.get(self.place)
-        return [
-            spec.name
-            for spec in ALL
-            if spec.name == self.place or (header is not None and header in spec.header)
-        ]
+        if header is None:
+            return [self.place]
+        names = [spec.name for spec in ALL if header in spec.header]
+        return users_first(names, header, self.at, TEXTS)
+
+    @property
+    def line(self) -> str:
+        """The line of the text that it changes, as it is without it."""
+        text = TEXTS[self.place]
+        return text[text.rfind("\n", 0, self.at) + 1 : text.find("\n", self.at)]
+
+    def try_all(self, backend: MetalBackend) -> None:
+        """Check every kernel that it may break. Raises AssertionError or KernelFault."""
+        for kernel in self.kernels:
+            for check in most_likely_first(checks_of(kernel), self.line):
+                check.run(backend)
 
 
 def mutants() -> Iterator[Mutant]:
     for place, text in TEXTS.items():
         for number, match in enumerate(BARRIER.finditer(text)):
             rest = text[: match.start()] + ";" + text[match.end() :]
-            yield Mutant(place, f"{match.group(1)}_barrier {number}", rest)
+            yield Mutant(place, f"{match.group(1)}_barrier {number}", rest, match.start())
         for guard in GUARDS[place]:
             at = guard.start(text)
             rest = text[:at] + guard.without + text[at + len(guard.text) :]
             number = f" ({guard.nth + 1})" if guard.nth else ""
-            yield Mutant(place, f"{guard.text}{number} -> {guard.without}".rstrip(), rest)
+            name = f"{guard.text}{number} -> {guard.without}".rstrip()
+            yield Mutant(place, name, rest, at)
 
 
 def with_mutant(mutant: Mutant | None) -> Factory:
@@ -528,237 +527,21 @@ def with_mutant(mutant: Mutant | None) -> Factory:
     return factory
 
 
-def decodes() -> Iterator[Case]:
-    """Several rounds of merging with a head that does not exist; idle lanes; a window, a softcap."""
-    large = {"key_dim": 256, "value_dim": 256, "group": 7, "dtype": mx.float16}
-    yield Case(((0, 1), (33, 1), (257, 1)), **large)
-    small = {"key_dim": 80, "value_dim": 80, "group": 2, "dtype": mx.float16}
-    yield Case(((0, 1), (18, 1), (16, 1), (40, 1)), **small)
-    yield Case(((20, 1), (18, 1)), window=7, softcap=2.0, **small)
-    yield Case(((20, 1), (18, 1)), window=7, is_quantised=True, **small)
-
-
-def grouped_decodes() -> Iterator[Case]:
-    """Heads that do not exist; two simdgroups that share dimensions, for two rounds of keys; windows."""
-    small = {"key_dim": 80, "value_dim": 80, "group": 9, "dtype": mx.float16}
-    yield Case(((0, 1), (18, 1), (16, 1), (70, 1)), **small)
-    yield Case(((70, 1), (18, 1)), window=7, softcap=2.0, **small)
-    yield Case(((20, 1), (18, 1)), window=7, is_quantised=True, **{**small, "group": 5})
-    large = {"key_dim": 512, "value_dim": 512, "group": 9, "dtype": mx.float16}
-    yield Case(((127, 1), (2, 1)), kv_heads=3, **large)
-
-
-def attends_by_short_page_tables(backend: MetalBackend) -> None:
-    """Where two simdgroups share dimensions, those without keys must read no page past the table's end."""
-    sizes = {"key_dim": 512, "value_dim": 512, "dtype": mx.float16}
-    found = Paged(backend, Case(((16, 1),) * 4, group=8, **sizes))
-    found.tables = replace(found.tables, page_tables=found.tables.page_tables[:, :2].copy())
-    assert found.error() <= found.tolerance
-
-
-def attends_where_one_head_finds_a_larger_key(backend: MetalBackend) -> None:
-    """The maximum of every other head grows by 300, the others' stay: weights would be infinite."""
-    kv_heads, group, dim, context = 8, 8, 64, 256
-    tables = SequenceTables(
-        np.arange(context // 16, dtype=np.int32)[None],
-        np.array([context], np.int32),
-        np.array([0, 1], np.int32),
-        16,
-    )
-    is_late = np.arange(context) >= context // 2
-    keys = np.zeros((context, kv_heads, dim), np.float32)
-    keys[is_late, :, 0] = 1
-    values = np.random.default_rng(0).standard_normal(keys.shape, np.float32)
-    pools = [backend.new_pool(context // 16, kv_heads, 16, dim, mx.float32) for _ in range(2)]
-    slots = np.arange(context, dtype=np.int32)
-    backend.write_kv(mx.array(keys), mx.array(values), *pools, slots)
-    for first in (0, 1):
-        queries = np.zeros((1, kv_heads * group, dim), np.float32)
-        queries[:, first::2, 0] = 300
-        found = backend.paged_decode(mx.array(queries), *pools, tables, Attention(1.0))
-        expected = np.repeat(values.mean(axis=0), group, axis=0)
-        expected[first::2] = np.repeat(values[is_late].mean(axis=0), group // 2, axis=0)
-        assert row_error(np.array(found), expected[None]) <= TOLERANCES[mx.float32], first
-
-
-def prefills() -> Iterator[Case]:
-    """Chunks that fill no tile; keys that fill no page; a window and a softcap; dimensions in two parts; images."""
-    large = {"key_dim": 512, "value_dim": 512, "group": 2, "dtype": mx.float16}
-    sizes = {"key_dim": 80, "value_dim": 80, "group": 2, "dtype": mx.float16}
-    yield Case(((0, 5), (20, 30), (1, 2)), **sizes)
-    yield Case(((40, 20), (3, 1)), window=13, softcap=2.0, has_sinks=True, **sizes)
-    yield Case(((40, 20), (3, 1)), is_quantised=True, **sizes)
-    yield Case(((3, 6), (20, 2)), **large)
-    yield Case(((0, 21), (3, 9)), images=((2, 11), (11, 19), (4, 8)), **sizes)
-
-
-def cooperative_prefills() -> Iterator[Case]:
-    """Chunks that fill no tile; keys that fill no page; a window and a softcap; dimensions in two parts; images."""
-    sizes = {"group": 3, "dtype": mx.float16}
-    yield Case(((0, 5), (20, 30), (1, 2)), **sizes)
-    yield Case(((70, 20), (3, 1)), window=13, softcap=2.0, has_sinks=True, **sizes)
-    yield Case(((40, 20), (3, 1)), is_quantised=True, **sizes)
-    yield Case(((3, 12), (20, 2)), key_dim=256, value_dim=256, **sizes)
-    yield Case(((0, 21), (3, 9)), images=((2, 11), (11, 19), (4, 8)), **sizes)
-
-
-def latents() -> Iterator[Case]:
-    """More lines than a tile has keys, fewer lines than a tile has; dimensions in two parts."""
-    yield latent_case(((0, 1), (70, 1)), 20, (256, 64))
-    yield latent_case(((0, 2), (20, 17)), 3, (256, 64))
-    for rows in (6, 1):
-        yield latent_case(((3, rows),), 5, (512, 64), mx.float16)
-
-
-def attends_latents(backend: MetalBackend) -> None:
-    for case in latents():
-        found = PagedLatents(backend, case)
-        assert found.error() <= found.tolerance, case
-
-
-def attends(backend: MetalBackend, cases: Iterator[Case]) -> None:
-    for case in cases:
-        found = Paged(backend, case)
-        assert found.error() <= found.tolerance, case
-
-
-def writes(backend: MetalBackend) -> None:
-    """Whole pages, single rows and a copy, of several heads each; rows of different lengths."""
-    latents = [backend.new_pool(5, 1, 16, dim, mx.float32) for dim in (256, 64)]
-    rows = mx.random.normal((2, 1, 256), key=mx.random.key(2))
-    backend.write_kv(rows, rows[:, :, :64], *latents, np.array([3, 78], np.int32))
-    held = backend.read_kv(*latents, np.arange(80, dtype=np.int32))
-    for pool, dim in zip(held, (256, 64), strict=True):
-        assert mx.array_equal(pool[mx.array([3, 78])], rows[:, :, :dim])
-        assert not pool[4:78].any()
-    pools = [backend.new_pool(5, 2, 16, 64, mx.float32) for _ in range(2)]
-    slots = np.array([3, *range(32, 64), 70], np.int32)
-    rows = mx.random.normal((len(slots), 2, 64), key=mx.random.key(1))
-    backend.write_kv(rows, rows + 1, *pools, slots)
-    sources, targets = np.array([2, 3], np.int32), np.array([0, 1], np.int32)
-    backend.copy_pages(*pools, sources, targets, 16)
-    backend.settle()
-    for pool, wanted in zip(pools, (rows, rows + 1), strict=True):
-        held = np.array(pool).swapaxes(1, 2).reshape(80, 2, 64)
-        assert np.array_equal(held[32:64], np.array(wanted)[1:33])
-        assert np.array_equal(held[70], np.array(wanted)[33])
-        assert np.array_equal(held[:32], held[32:64])
-
-
-def quantises(backend: MetalBackend) -> None:
-    """Rows of zeros, next to zero, with NaN and infinity; dimensions that leave lanes idle."""
-    for head_dim in (64, 80):
-        rows = np.random.default_rng(head_dim).standard_normal((2, 6, 2, head_dim), np.float32)
-        rows[0, 1, 0], rows[0, 2, 1], rows[1, 3, 0, 5], rows[1, 4, 1, 7] = 0, 1e-37, np.nan, np.inf
-        pools = [backend.new_pool(2, 2, 16, head_dim, mx.int8) for _ in range(2)]
-        slots = np.array([3, 4, 5, 20, 21, 31], np.int32)
-        backend.write_kv(mx.array(rows[0]), mx.array(rows[1]), *pools, slots)
-        held = backend.read_kv(*pools, np.arange(32, dtype=np.int32))
-        for pool, side in zip(held, rows, strict=True):
-            values, scales = quantised(side)
-            found = np.array(pool)
-            assert np.array_equal(found[slots, :, :-4], values)
-            assert np.array_equal(found[slots, :, -4:], scales.view(np.int8))
-            assert not np.delete(found, slots, axis=0).any()
-
-
-def attends_with_drafts(backend: MetalBackend) -> None:
-    """Idle lanes, a head that does not exist, two rounds of merging; windows, a softcap, 8 bits; infinite values."""
-    sequences = ((63, 4), (126, 5))
-    Drafts(group=3, head_dim=80, window=21, softcap=2.0, sequences=sequences).check(backend)
-    in_8_bits = Drafts(group=2, head_dim=256, is_quantised=True, kv_heads=2, sequences=sequences)
-    in_8_bits.check(backend)
-    check_infinite_values(backend)
-
-
-def attends_with_drafts_of_large_groups(backend: MetalBackend) -> None:
-    """Heads that do not exist, in two parts and a few turns; windows, a softcap, 8 bits; infinite values."""
-    sequences = ((63, 4), (126, 5))
-    Drafts(group=9, head_dim=80, window=21, softcap=2.0, sequences=sequences).check(backend)
-    in_8_bits = Drafts(group=4, head_dim=64, is_quantised=True, kv_heads=2, sequences=sequences)
-    in_8_bits.check(backend)
-    check_infinite_values(backend, 8)
-
-
-def multiplies(backend: MetalBackend) -> None:
-    """Rows of whole blocks and lanes without numbers, as MLX's own kernels multiply each alone."""
-    for width, bits in ((512, 4), (384, 8)):
-        weights = quantised_weights(8, width, bits, 32, mx.float32)
-        rows = random_rows(2, weights)
-        found = backend.few_rows.product(rows, weights, packs_of(weights))
-        assert mx.array_equal(found, rows_alone(rows, weights)), bits
-
-
-def replays(backend: MetalBackend, kind: type) -> None:
-    """Rows after each state, as mlx-lm's own kernels compute each alone; states in 16 bits as well."""
-    for dtype in (mx.float32, mx.bfloat16):
-        for case in replay_cases(dtype).values():
-            if isinstance(case[0], kind):
-                check_rows(backend.replay, case)
-
-
-def exercise(kernel: str, backend: MetalBackend) -> None:
-    """What a kernel has to do right. Raises AssertionError or KernelFault."""
-    if kernel in ("paged_decode", "merge_partitions"):
-        attends(backend, decodes())
-    elif kernel == "grouped_decode":
-        attends(backend, grouped_decodes())
-        attends_by_short_page_tables(backend)
-        attends_where_one_head_finds_a_larger_key(backend)
-    elif kernel == "paged_prefill":
-        attends(backend, prefills())
-    elif kernel == "cooperative_prefill":
-        with pytest.MonkeyPatch.context() as patch:
-            rows = {(dim, dtype): 1 for dim in (64, 256) for dtype in cooperative_tiles.DTYPES}
-            patch.setattr(cooperative_tiles, "timed_rows", rows)
-            attends(backend, cooperative_prefills())
-    elif kernel == "gather_pages":
-        long = Case(((40, 256),), dtype=mx.float16)
-        windowed = replace(long, sequences=((100, 256),), window=70)
-        full = replace(
-            long, sequences=((266, 256),), window=257
-        )  # as many positions as there is room for
-        attends(backend, iter([windowed, replace(long, is_quantised=True), full]))
-    elif kernel == "rotate_and_write":
-        for case in ROTATIONS:
-            check(backend, case)
-        check_8_bits(backend)
-    elif kernel == "quantise_kv":
-        quantises(backend)
-    elif kernel == "paged_latent":
-        attends_latents(backend)
-    elif kernel == "draft_decode":
-        attends_with_drafts(backend)
-    elif kernel == "grouped_drafts":
-        attends_with_drafts_of_large_groups(backend)
-    elif kernel == "qmv_rows":
-        multiplies(backend)
-    elif kernel == "replay_delta":
-        replays(backend, DeltaRows)
-    elif kernel == "replay_ssm":
-        replays(backend, SsmRows)
-    else:
-        writes(backend)
-
-
-def exercise_all(kernels: list[str], backend: MetalBackend) -> None:
-    for kernel in kernels:
-        exercise(kernel, backend)
-
-
 @pytest.mark.parametrize("spec", ALL, ids=lambda spec: spec.name)
 def test_a_kernel_as_it_is_passes(spec: KernelSpec) -> None:
-    exercise(spec.name, MetalBackend(with_mutant(None)))
+    backend = MetalBackend(with_mutant(None))
+    for check in checks_of(spec.name):
+        check.run(backend)
 
 
 @pytest.mark.parametrize("mutant", list(mutants()), ids=str)
 def test_a_mutant_is_killed_or_known_to_be_harmless(mutant: Mutant) -> None:
     backend = MetalBackend(with_mutant(mutant))
     if str(mutant) in SURVIVORS:
-        exercise_all(mutant.kernels, backend)
+        mutant.try_all(backend)
         return
     with pytest.raises((KernelFault, AssertionError)):
-        exercise_all(mutant.kernels, backend)
+        mutant.try_all(backend)
 
 
 def test_every_survivor_is_a_mutant() -> None:
