@@ -580,6 +580,23 @@ def test_a_resized_pool_replaces_the_old_one(backend: MetalBackend, metal: FakeM
     assert fence is metal.calls[-1].outputs["fence"]
 
 
+@pytest.mark.parametrize("way", ["resized", "read"])
+def test_a_pool_is_read_by_mlx_after_all_writes_to_it(
+    way: str, backend: MetalBackend, metal: FakeMetal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MLX sees no write in place, and would copy the pool beside the kernel that writes it."""
+    pools = [backend.new_pool(4, 1, PAGE_SIZE, 64, mx.float16) for _ in range(2)]
+    row, slots = mx.zeros((1, 1, 64), mx.float16), np.array([3], np.int32)
+    backend.write_kv(row, row, *pools, slots)
+    evaluated: list[tuple[mx.array, ...]] = []
+    monkeypatch.setattr(mx, "eval", lambda *arrays: evaluated.append(arrays))
+    if way == "resized":
+        backend.resize_pool(pools[0], 6, PAGE_SIZE)
+    else:
+        backend.read_kv(*pools, slots)
+    assert is_among(metal.calls[-1].outputs["fence"], list(evaluated[0]))
+
+
 def test_a_copy_with_another_page_size_is_refused(backend: MetalBackend) -> None:
     pools = [backend.new_pool(4, 1, 16, 64, mx.float16) for _ in range(2)]
     with pytest.raises(ValueError, match="have 16 slots, not 32"):

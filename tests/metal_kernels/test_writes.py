@@ -118,6 +118,35 @@ def test_rows_of_a_chunk_are_planned_once_for_each_pool(planned: Planned) -> Non
     assert planned.uploads == 2 + 1  # of the second no rows fill a whole page
 
 
+@pytest.mark.parametrize(
+    "layers", [(written, rotated), (rotated, written)], ids=["", "fused first"]
+)
+def test_fused_and_unfused_layers_of_a_step_write_all_of_its_rows(
+    layers: tuple[Layer, ...],
+) -> None:
+    """A fused layer writes one by one what another writes as whole pages and the rest."""
+    rows: dict[str, int] = {}
+
+    def counting(spec: KernelSpec, source: str) -> Kernel:
+        def run(*, inputs: list[mx.array], **options: Any) -> list[mx.array]:
+            moves = np.array(inputs[spec.inputs.index("moves")])
+            rows[spec.name] = len(moves[moves.any(axis=1)])  # but those that pad a short list
+            return nothing(spec, source)(inputs=inputs, **options)
+
+        return run
+
+    spec = LayerSpec(kv_heads=2, key_dim=64, value_dim=64, dtype=mx.float16)
+    kv = KVPool([spec] * 2, 3, SIZE, MetalBackend(counting))
+    step = StepLayout(mx.arange(len(CHUNK)), CHUNK, 0, None, None)
+    for place, layer in enumerate(layers):
+        layer(LayerKV(kv, place, step), len(CHUNK))
+    assert rows == {
+        "write_kv_pages": 1,
+        "write_kv_tokens": len(CHUNK) - SIZE,
+        "rotate_and_write": len(CHUNK),
+    }
+
+
 def test_a_cpu_plans_its_rows_once_for_each_pool(planned: Planned) -> None:
     run_step(PlainBackend(), written, (SLOTS, IN_WINDOWS))
     assert planned.row_writes == 2
@@ -151,6 +180,18 @@ def test_another_layout_of_the_same_rows_has_plans_of_its_own() -> None:
     assert row_moves(step.slots, step.plans) is moves
     other = replace(step, slots=IN_WINDOWS)
     assert row_moves(other.slots, other.plans).tokens[:, 1].tolist() == IN_WINDOWS.tolist()
+
+
+def test_windows_have_slots_of_their_own() -> None:
+    step = StepLayout(mx.arange(2), SLOTS, 2, None, None).with_windows(IN_WINDOWS, None, None)
+    for layout, slots in zip(step.by_pool, (SLOTS, IN_WINDOWS), strict=True):
+        assert row_moves(layout.slots, layout.plans).tokens[:, 1].tolist() == slots.tolist()
+
+
+def test_a_whole_page_is_listed_apart_from_its_rows() -> None:
+    kept = Plans()
+    assert len(page_moves(CHUNK, SIZE, kept).pages) == 1
+    assert len(row_moves(CHUNK, kept).tokens) == len(CHUNK)
 
 
 def test_rows_that_fill_no_page_are_listed_once_for_every_kernel() -> None:
