@@ -33,15 +33,17 @@ from tests.metal_kernels.test_rotary import ROTATIONS, Rotation, check, check_8_
 
 # What a line of a text is about, and the labels of checks that are about the same.
 TOPICS = {
-    r"IS_QUANTISED|scale|D \+ 4": "q8",
+    r"IS_QUANTISED|scale|D \+ 4|is_kept|stored|kv_head == 0|grid\.y == 0": "q8",
     r"window|first_key|begin|distance": "window",
     r"\bcap\b|\bcapped\b": "softcap",
     r"HAS_ENDS|ahead|my_position": "images",
     r"sinks": "sinks",
     r"SPLIT|split|PARTS|TILES|turn|part\b": "d256|d512",
     r"TRADITIONAL": "traditional",
-    r"JOINED": "three",
+    r"JOINED": "gated",
+    r"is_value": "of values",
     r"NORMS|epsilon|\? 2 : 1": "norms",
+    r"exceeds|x > y": "one head",
     r"GATES": "gates",
     r"PACKED|DK == 128|DV % 8": "packed",
     r"sizeof\(S\)|float\(S\(": "stored",
