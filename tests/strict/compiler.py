@@ -104,6 +104,8 @@ def compile_text(text: str, which: Pass) -> Outcome:
     )
     if done.returncode == 0:
         return Outcome((), done.stdout)
+    if "PCH" in done.stderr or "precompiled" in done.stderr:  # which is no fault of the text
+        raise RuntimeError(f"a file of {cache_folder()} is not usable: {done.stderr.strip()}")
     errors = tuple(line for line in done.stderr.splitlines() if "error" in line)
     return Outcome(errors or (done.stderr.strip(),), "")
 
@@ -145,11 +147,11 @@ def _numbered(text: str) -> str:
 
 @functools.cache
 def _preamble(which: Pass) -> Path:
-    """Our declarations and MLX's preamble, parsed once."""
+    """Our declarations and MLX's preamble, parsed once for a checkout, whose files the compiled form names."""
     text = _mlx_preamble(which)
     own = [path.read_bytes() for path in sorted(INCLUDE.rglob("*.h"))]
     toolchain = find_toolchain()
-    key = digest(text, *own, repr((toolchain.compiler, toolchain.version, _FLAGS[which])))
+    key = digest(text, *own, repr((toolchain.compiler, toolchain.version, _FLAGS[which], INCLUDE)))
     target = cache_folder() / f"strict-{which}-{key}.pch"
     if not target.exists():
         # The compiled form names both files. A pragma of a main file is ignored, hence the second.
