@@ -106,6 +106,10 @@ def test_the_page_has_the_tables_that_the_command_prints(lines: list[str]) -> No
         found = [row for row in rows if row.startswith(f"| {chip.name}, {chip.memory} GB |")]
         assert len(found) == len(MODELS)
     assert [row for row in rows if row not in page] == []
+    # Nor does the page have a row that the command does not print.
+    section = page[page.index("## Tokens per second, computed") + 1 :]
+    end = next(at for at, line in enumerate(section) if line.startswith("## "))
+    assert [line for line in section[:end] if line.startswith("|") and line not in rows] == []
 
 
 def test_figures_are_computed_within_15_percent_or_named() -> None:
