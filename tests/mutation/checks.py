@@ -38,7 +38,7 @@ TOPICS = {
     r"\bcap\b|\bcapped\b": "softcap",
     r"HAS_ENDS|ahead|my_position": "images",
     r"sinks": "sinks",
-    r"SPLIT|split|PARTS|TILES|turn|part\b": "d256|d512",
+    r"SPLIT|split|PARTS|TILES|turn|part\b|threadgroup_barrier": "d256|d512",
     r"TRADITIONAL": "traditional",
     r"JOINED": "gated",
     r"is_value": "of values",
