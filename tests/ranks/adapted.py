@@ -1,14 +1,12 @@
-"""Answers and vectors of a model with adapters on ranks by layers, as JSON.
+"""Answers and vectors of a model with adapters on ranks by layers.
 
-`python -m tests.ranks.adapted FOLDER ADAPTERS PROMPTS OPTIONS`, because mx.distributed knows one group in the life of
-a process.
+python -m tests.ranks.adapted FOLDER ADAPTERS PROMPTS OPTIONS
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,10 +17,9 @@ from mlxserve.chat.text_model import TextModel
 from mlxserve.core.config import EngineConfig
 from mlxserve.request import Pooling
 from mlxserve.system import machine
-from tests.ranks.workload import ROOT
+from tests.ranks.child import print_found, run_child
 
 NUM_TOKENS = 10
-_SECONDS = 240.0
 _PARAMS = SamplingParams(max_tokens=NUM_TOKENS, temperature=0, ignore_eos=True)
 
 Found = dict[str, Any]
@@ -82,22 +79,11 @@ def adapted_on_ranks(
     folder: Path, adapters: Mapping[str, str], prompts: list[list[int]], **options: Any
 ) -> Found:
     """In processes of their own."""
-    arguments = [str(folder), *map(json.dumps, (dict(adapters), prompts, options))]
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.ranks.adapted", *arguments],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=_SECONDS,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3_000:]
-    [line] = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    found: Found = json.loads(line)
+    arguments = str(folder), dict(adapters), prompts, options
+    found: Found = run_child("tests.ranks.adapted", *arguments)
     return found
 
 
 if __name__ == "__main__":
-    folder, *rest = sys.argv[1:]
-    adapters, prompts, options = map(json.loads, rest)
-    print(json.dumps(adapted(Path(folder), adapters, prompts, **options)))
+    folder, adapters, prompts, options = map(json.loads, sys.argv[1:])
+    print_found(adapted(Path(folder), adapters, prompts, **options))

@@ -1,6 +1,6 @@
 """What an engine of several ranks, or of one, finds on disk after a restart, and after one rank lost a part.
 
-`python -m tests.ranks.on_disk FOLDER OPTIONS PLAN` prints what it found as JSON. A plan is a list of acts, of which
+`python -m tests.ranks.on_disk FOLDER PLAN OPTIONS` prints what it found. A plan is a list of acts, of which
 each that asks adds [tokens, tokens found in the cache, read from disk, from the store] of every prompt:
 
     ask          all prompts, one after the other
@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -30,12 +29,11 @@ from mlxserve.engine.disk_cache import DiskCache
 from mlxserve.engine.engine import Engine
 from mlxserve.model.dense_text import TextWork
 from mlxserve.system import machine
-from tests.ranks.workload import ROOT
+from tests.ranks.child import print_found, run_child
 
 PAGE = 16
 NUM_TOKENS = 8
 PREFIX = "prefix"
-_SECONDS = 240.0
 
 Found = list[list[Any]]
 
@@ -179,21 +177,10 @@ def found_on_disk(folder: Path, plan: Sequence[str], **options: Any) -> Found:
 
 def found_by_ranks(folder: Path, plan: Sequence[str], **options: Any) -> Found:
     """In processes of their own."""
-    module = [sys.executable, "-m", "tests.ranks.on_disk", str(folder)]
-    done = subprocess.run(
-        [*module, json.dumps(options), json.dumps(plan)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=_SECONDS,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3_000:]
-    [line] = [line for line in done.stdout.splitlines() if line.startswith("[")]
-    found: Found = json.loads(line)
+    found: Found = run_child("tests.ranks.on_disk", str(folder), list(plan), options)
     return found
 
 
 if __name__ == "__main__":
-    arguments = json.loads(sys.argv[2]), json.loads(sys.argv[3])
-    print(json.dumps(found_on_disk(Path(sys.argv[1]), arguments[1], **arguments[0])))
+    folder, plan, options = map(json.loads, sys.argv[1:])
+    print_found(found_on_disk(Path(folder), plan, **options))

@@ -26,7 +26,7 @@ from mlxserve.model.load import prepare
 from mlxserve.system.machine import free_ports
 from tests.model.test_every_architecture import ARCHITECTURES, build
 from tests.ranks.architectures import SECONDS, SIZE, Answers, answers
-from tests.ranks.workload import ROOT
+from tests.ranks.child import ROOT
 
 REFUSED = json.loads(Path(__file__).with_name("refused_architectures.json").read_text())
 _OTHER_SECONDS = 3.0  # until the other rank has refused it as well, or waits for ever

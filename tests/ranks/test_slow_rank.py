@@ -12,7 +12,8 @@ import pytest
 
 from mlxserve.system.machine import free_ports
 from tests.ranks.slow_rank import NUM_ROWS, PAGE_SIZE, SECONDS
-from tests.ranks.workload import ROOT, launcher
+from tests.ranks.child import ROOT
+from tests.ranks.workload import launcher
 
 
 @pytest.mark.ranks

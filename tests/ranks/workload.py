@@ -1,7 +1,6 @@
 """What an engine of one rank or several answers: everything that a rank could get wrong, in order.
 
-`python -m tests.ranks.workload FOLDER OPTIONS` prints the answers as JSON, because
-mx.distributed knows one group in the life of a process. Started by a launcher as another rank than 0, it
+`python -m tests.ranks.workload FOLDER OPTIONS` prints the answers. Started by a launcher as another rank than 0, it
 follows.
 """
 
@@ -9,9 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import random
-import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -27,11 +24,10 @@ from mlxserve.request import Pooling
 from mlxserve.system import machine
 from mlxserve.system.machine import free_ports
 from tests.assistants import always_drafting
+from tests.ranks.child import print_found, run_child
 
-ROOT = Path(__file__).parents[2]
 PAGES = 40  # of 16 tokens: too few for all requests at once
 _NUM_TOKENS = 12
-_SECONDS = 240.0
 
 Answers = dict[str, Any]
 
@@ -157,19 +153,7 @@ def _use_emulator() -> None:
 
 def answers_of_ranks(folder: Path, launcher: Sequence[str] = (), **options: Any) -> Answers:
     """In processes of their own: rank 0 starts the others, or `launcher` starts all."""
-    module = [sys.executable, "-m", "tests.ranks.workload", str(folder), json.dumps(options)]
-    done = subprocess.run(
-        [*launcher, *module],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=_SECONDS,
-        env={**os.environ, "MKL_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3_000:]
-    [line] = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    found: Answers = json.loads(line)
+    found: Answers = run_child("tests.ranks.workload", str(folder), options, launcher=launcher)
     return found
 
 
@@ -180,4 +164,5 @@ def launcher(size: int) -> list[str]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(answers(Path(sys.argv[1]), **json.loads(sys.argv[2]))))
+    folder, options = map(json.loads, sys.argv[1:])
+    print_found(answers(Path(folder), **options))
