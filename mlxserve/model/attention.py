@@ -7,6 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 from metal_kernels.choice import select_backends
@@ -21,6 +22,7 @@ from mlxserve.model.fused_layers import FusedLayers, can_fuse
 from mlxserve.model.load import LoadedModel, load
 from mlxserve.model.probe import probe, probe_adapters
 from mlxserve.model.rank_group import RankGroup, Split
+from mlxserve.model.rank_vision import vision_of_ranks
 from mlxserve.model.vision_check import NoVision, may_see, vision_of
 
 log = logging.getLogger("mlxserve.attention")
@@ -57,7 +59,7 @@ def load_probed(
     choice = choose_attention(attention_backend, loaded, may_fuse=may_fuse)
     use_few_rows(choice.loaded, choice.backends)
     choose_chunks(choice.loaded, choice.backends)
-    loaded = _with_vision(files, choice, is_metal, memory_limit)
+    loaded = _with_vision(files, choice, is_metal, memory_limit, attention_backend)
     if adapters:
         assert group is None or group.split is Split.LAYERS, "ranks by heads have no adapters"
         loaded = loaded.with_adapters(adapters)
@@ -66,11 +68,20 @@ def load_probed(
 
 
 def _with_vision(
-    files: ModelFiles, choice: AttentionChoice, is_metal: bool, memory_limit: int
+    files: ModelFiles,
+    choice: AttentionChoice,
+    is_metal: bool,
+    memory_limit: int,
+    attention_backend: str,
 ) -> LoadedModel:
     """Add the image encoder to the chosen model, or the reason that it has none."""
     loaded = choice.loaded
     try:
+        if loaded.group is not None:
+            choose = partial(choose_attention, attention_backend, may_fuse=False)
+            return loaded.that_sees(
+                vision_of_ranks(files, loaded, choose, is_metal=is_metal, memory_limit=memory_limit)
+            )
         vision = vision_of(
             files, loaded, choice.backends, is_metal=is_metal, memory_limit=memory_limit
         )

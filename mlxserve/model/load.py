@@ -42,6 +42,7 @@ from mlxserve.model.packed_states import StateSpec
 from mlxserve.model.paged import RowSelector, select_rows, use_paged_attention
 from mlxserve.model.rank_group import RankGroup, Split
 from mlxserve.model.refusals import why_not_loaded
+from mlxserve.model.shared_features import RemoteVision
 from mlxserve.model.split_by_heads import drop_head, split_by_heads
 from mlxserve.model.split_by_layers import split_by_layers
 from mlxserve.model.vision import Vision
@@ -85,7 +86,7 @@ class LoadedModel:
     context      positions by default, and at most
     by_sequence  the model is called once for each sequence of a step, not once for all rows
     group        the ranks that it is divided among; None if all of it is here
-    vision       its image encoder; None if it reads text only
+    vision       its image encoder, or what stands for rank 0's; None if it reads text only
     no_vision_reason    why a model trained to see has none
     adapters     of its layers; None if they are as they were loaded
     drafter      makes its drafts; weights and pages are counted with its own
@@ -102,7 +103,7 @@ class LoadedModel:
     context: Context
     by_sequence: bool = False
     group: RankGroup | None = None
-    vision: Vision | None = None
+    vision: Vision | RemoteVision | None = None
     no_vision_reason: str = ""
     adapters: Adapters | None = None
     drafter: LoadedDrafter | None = None
@@ -147,7 +148,9 @@ class LoadedModel:
         """True if keys and values are stored in 8 bits."""
         return any(spec.is_quantised for spec in self.layers)
 
-    def that_sees(self, vision: Vision | None, *, no_vision_reason: str = "") -> LoadedModel:
+    def that_sees(
+        self, vision: Vision | RemoteVision | None, *, no_vision_reason: str = ""
+    ) -> LoadedModel:
         """Return the model with its vision, or with the reason that it has none."""
         return replace(self, vision=vision, no_vision_reason=no_vision_reason)
 

@@ -34,6 +34,7 @@ from mlxserve.model.forward import forward_of
 from mlxserve.model.load import LoadedModel
 from mlxserve.model.sampler import Draw, PendingSample, sample, seed_of
 from mlxserve.model.scoring import Scoring
+from mlxserve.model.shared_features import RemoteVision
 from mlxserve.model.states import StateStore
 from mlxserve.model.vision import Vision
 from mlxserve.model.workers import Workers
@@ -200,7 +201,9 @@ class ModelRunner:
     @property
     def vision(self) -> Vision | None:
         """The image encoder; None if the model reads text only."""
-        return self._loaded.vision
+        vision = self._loaded.vision
+        assert not isinstance(vision, RemoteVision), "rank 0 encodes images"
+        return vision
 
     @property
     def no_vision_reason(self) -> str:

@@ -18,6 +18,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from mlxserve.model.definitions import VlmLanguageModel
+from mlxserve.model.split_by_layers import own_layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,12 +171,18 @@ class _Text:
 
 
 def teach(
-    model: nn.Module, shown: ShownPictures, *, num_deep: int, axes: Sequence[int] | None
+    model: nn.Module,
+    shown: ShownPictures,
+    *,
+    num_deep: int,
+    axes: Sequence[int] | None,
+    is_stage: bool = False,
 ) -> None:
     """Let the modules of a text model read `shown`.
 
     num_deep: layers after which the tower adds something
     axes: of each frequency, empty if unknown; None if rows have one position
+    is_stage: other ranks have layers of this model, perhaps all that rotate
 
     Raises ValueError for a model whose modules are not known.
     """
@@ -188,14 +195,14 @@ def teach(
         _teach(owner, _Scaling, shown, _of_text=scale)
     if isinstance(of_layers := owner.get("embed_tokens_per_layer"), nn.Module):
         _teach(of_layers, _LayersEmbedding, shown)
-    for number, layer in enumerate(model.layers[:num_deep]):
+    for number, layer in own_layers(model.layers[:num_deep]):
         _teach(layer, _Layer, shown, _number=number)
     if axes is not None and isinstance(model, VlmLanguageModel):
         _teach(model, _Text, shown)
         shown.is_told_positions = True
     elif axes is not None:
         ropes = [m for m in model.modules() if type(m) is nn.RoPE]
-        if not ropes or any(m.dims != 2 * len(axes) or m.traditional for m in ropes):
+        if not (ropes or is_stage) or any(m.dims != 2 * len(axes) or m.traditional for m in ropes):
             raise ValueError("its positions of three axes are not known")
         if any(m.scale != 1 for m in ropes):
             raise ValueError("its positions are scaled")

@@ -25,6 +25,7 @@ from mlxserve.core.errors import UnsupportedModel
 from mlxserve.model.rank_group import RankGroup
 
 _MARK = "_mlxserve_remote"
+_NUM_LAYERS = "num_hidden_layers"  # by which definitions make caches
 # What layers return after their hidden states, by the modules that define them: what other ranks put in its place.
 _RETURNED_MORE: Mapping[str, tuple[Any, ...]] = {"mlx_lm.models.gemma4_text": (None, None)}
 _PAIRS = (KVCache, RotatingKVCache, ChunkedKVCache)
@@ -215,6 +216,25 @@ def _in_whole(path: str, stages: Sequence[str]) -> str:
         if path.startswith(f"{stage}.layer.") or path == f"{stage}.layer":
             return stage + path.removeprefix(f"{stage}.layer")
     return path
+
+
+def own_layers(layers: Sequence[nn.Module]) -> Iterator[tuple[int, nn.Module]]:
+    """Yield this rank's layers with their indices, without what `split_by_layers` puts around them."""
+    for index, layer in enumerate(layers):
+        if not isinstance(layer, RemoteLayer):
+            yield index, layer["layer"] if isinstance(layer, Stage) else layer
+
+
+def keep_first_layers(model: nn.Module, count: int) -> None:
+    """Drop all layers after the first `count`, whose weights are then not evaluated with the model."""
+    total = len(model.layers)
+    lists = list(_lists(model))
+    for module in list(model.modules()):
+        for owner in (module, getattr(module, "args", None), getattr(module, "config", None)):
+            if getattr(owner, _NUM_LAYERS, None) == total:
+                setattr(owner, _NUM_LAYERS, count)
+    for layers in lists:
+        del layers[count:]
 
 
 def is_remote(cache: Any) -> bool:

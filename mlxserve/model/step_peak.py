@@ -118,7 +118,7 @@ def measure_step(
         planned += config.scheduler.max_num_seqs * loaded.state_nbytes
     # The tower may begin while a step is under way.
     if loaded.vision is not None:
-        planned += loaded.vision.planned_nbytes
+        planned += loaded.vision.planned_nbytes(num_rows)
     log.info(
         "Step of %d tokens: %.2f GiB planned, %.2f GiB measured with %d tokens in %.2f s",
         num_rows,

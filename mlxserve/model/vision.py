@@ -29,6 +29,7 @@ from mlxserve.model.dense_text import TextWork
 from mlxserve.model.image_encoder import Tower, compute
 from mlxserve.model.picture_batch import has_shape_of
 from mlxserve.model.picture_rows import PictureRows
+from mlxserve.model.shared_features import SharedFeatures
 from mlxserve.model.shown_pictures import Features, ShownPictures
 
 log = logging.getLogger("mlxserve.vision")
@@ -127,6 +128,7 @@ class Vision:
         self._shown = shown
         self._max_bytes = max_bytes
         self._step_nbytes = step_nbytes
+        self._shared: SharedFeatures | None = None
         self._under_way: set[bytes] = set()  # keys of pictures being computed
         self._expected: WeakKeyDictionary[ImageEncoding, None] = (
             WeakKeyDictionary()
@@ -140,15 +142,19 @@ class Vision:
         """Bytes of the encoder's weights."""
         return self.tower.nbytes
 
-    @property
-    def planned_nbytes(self) -> int:
-        """Bytes reserved for the image encoder: one step plus cached features."""
-        return self._step_nbytes + self._max_bytes
+    def planned_nbytes(self, num_rows: int) -> int:
+        """Bytes reserved for images: the encoder's step, cached features, and those of `num_rows` sent to ranks."""
+        sent = 0 if self._shared is None else self._shared.nbytes(num_rows)
+        return self._step_nbytes + self._max_bytes + sent
 
     @property
     def is_told_positions(self) -> bool:
         """True if the text model needs positions in every step of a request with pictures."""
         return self._shown.is_told_positions
+
+    def share_by(self, shared: SharedFeatures) -> None:
+        """Send the features of each step to other ranks."""
+        self._shared = shared
 
     def stats(self) -> VisionStats:
         return self._stats.copy()
@@ -252,4 +258,7 @@ class Vision:
             )
             for layer in range(num_deep)
         )
-        return self._shown.showing(Features(rows, deep), positions)
+        features = Features(rows, deep)
+        if self._shared is not None:
+            features = self._shared.share(features, pictures.num_rows)
+        return self._shown.showing(features, positions)

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
@@ -40,6 +41,7 @@ from mlxserve.model.image_processor import ImageProcessor
 from mlxserve.model.load import LoadedModel
 from mlxserve.model.registered_processors import load_processor, processor_class, reason_of
 from mlxserve.model.shown_pictures import ShownPictures, teach
+from mlxserve.model.split_by_layers import keep_first_layers
 from mlxserve.model.vision import MAX_FEATURES, Vision
 from mlxserve.system.extras import extra_command
 
@@ -76,12 +78,23 @@ def vision_of(
     """
     if not loaded.config.get("vision_config") or files.gguf is not None:
         return None
+    refuse_without_packages()
+    with refusing(loaded):
+        text = text_arrays(loaded.model)
+        return check_vision(files, loaded, backends, text, is_metal, memory_limit).vision
+
+
+def refuse_without_packages() -> None:
+    """Raises NoVision if images need packages that are not installed."""
     if not is_installed() or importlib.util.find_spec("PIL") is None:
         raise NoVision(f"images need mlx-vlm and Pillow: {extra_command('vision')}, and restart")
-    if loaded.group is not None:
-        raise NoVision("images are not shown to a model that is divided among ranks")
+
+
+@contextmanager
+def refusing(loaded: LoadedModel) -> Iterator[None]:
+    """Turn errors into NoVision, whose message gives the model's kind and a reason."""
     try:
-        return _vision_of(files, loaded, backends, is_metal, memory_limit)
+        yield
     except Exception as error:
         # mlx-vlm's code has run on files that it does not check: whatever it raises, text is served.
         log.info("%s does not see", loaded.name, exc_info=error)
@@ -91,9 +104,34 @@ def vision_of(
         ) from error
 
 
-def _vision_of(
-    files: ModelFiles, loaded: LoadedModel, backends: Backends, is_metal: bool, memory_limit: int
-) -> Vision:
+@dataclass(frozen=True, slots=True)
+class CheckedVision:
+    """A vision, and what was taught to the text model for it.
+
+    num_deep, axes: as `teach` takes them
+    dtype: of the features
+    """
+
+    vision: Vision
+    shown: ShownPictures
+    num_deep: int
+    axes: Sequence[int] | None
+    dtype: mx.Dtype
+
+
+def check_vision(
+    files: ModelFiles,
+    loaded: LoadedModel,
+    backends: Backends,
+    text: Mapping[str, mx.array],
+    is_metal: bool,
+    memory_limit: int,
+) -> CheckedVision:
+    """Load the vision, teach it to a text model, and compare both with mlx-vlm's. Raises what these raise.
+
+    loaded: all of the text model, or its first layers
+    text: arrays of all of it, by mlx-vlm's names
+    """
     config = loaded.config
     bidirectional = Bidirectional.from_config(config)
     if bidirectional is not None and loaded.by_sequence:
@@ -107,7 +145,9 @@ def _vision_of(
     image_token = _image_token(ModelArguments(module).from_dict(config))
     processor = load_processor(kind, files.path)
     with _step("mlx-vlm cannot load its tower"):
-        whole = load_whole(module, config, files.path, _text_arrays(loaded.model))
+        whole = load_whole(module, config, files.path, text)
+        if len(loaded.model.layers) < len(whole.language_model.layers):
+            keep_first_layers(whole.language_model, len(loaded.model.layers))
         if not is_metal:
             whole = in_float32(whole)
     axes = _axes_of(whole.language_model)
@@ -127,15 +167,16 @@ def _vision_of(
         sample = Sample.around(picture, loaded.vocab_size, image_token, whole.config)
         dense = dense_logits(whole, sample, image_token, bidirectional)
         max_work = METAL_WORK if is_metal else CPU_WORK
-        tower = Tower(whole, image_token, _hidden_size(loaded), loaded.dtype, max_work)
+        tower = Tower(whole, image_token, hidden_size(loaded), loaded.dtype, max_work)
         vision = Vision(tower, shown, reader, bidirectional=bidirectional)
-        teach(loaded.model, shown, num_deep=len(vision.see(picture).deep), axes=axes)
+        features = vision.see(picture)
+        teach(loaded.model, shown, num_deep=len(features.deep), axes=axes)
         seeing = loaded.in_own_dtype().that_sees(vision)
         refuse_others(dense, paged_logits(seeing, backends, sample), sample, loaded.dtype)
         mx.eval(whole.parameters())
         step_nbytes = plan_tower(tower, reader, memory_limit)
         tower.axes = probed_axes(tower, reader, loaded.dtype)
-    return Vision(  # another one, without the probe's image
+    vision = Vision(  # another one, without the probe's image
         tower,
         shown,
         reader,
@@ -144,6 +185,7 @@ def _vision_of(
         bidirectional=bidirectional,
         longest_block=0 if bidirectional is None else _longest_block(reader),
     )
+    return CheckedVision(vision, shown, len(features.deep), axes, features.rows.dtype)
 
 
 @contextmanager
@@ -171,7 +213,7 @@ def _longest_block(reader: ImageProcessor) -> int:
     return longest + longest // _MARGIN
 
 
-def _text_arrays(model: nn.Module) -> dict[str, mx.array]:
+def text_arrays(model: nn.Module) -> dict[str, mx.array]:
     """Arrays of the language model by mlx-vlm's names."""
     return {
         name.removeprefix(_TEXT).replace(_HEAD, "."): array
@@ -200,7 +242,8 @@ def _image_token(config: Any) -> int:
     raise ValueError("its configuration names no token of images (image_token_id)")
 
 
-def _hidden_size(loaded: LoadedModel) -> int:
+def hidden_size(loaded: LoadedModel) -> int:
+    """Numbers of a row's embedding."""
     [embedding] = [m for p, m in loaded.model.named_modules() if p.endswith("embed_tokens")]
     embedded: mx.array = embedding(mx.array([0]))
     return int(embedded.shape[-1])

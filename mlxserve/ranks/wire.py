@@ -5,13 +5,14 @@
 A STEP's body is int32. A page table is sent as the difference to the one that the request had in
 the step before; a request that was not in it sends its whole table.
 
-    [ chunks, requests of the step before, new pages, those of windows, tokens, numbers about states ]
+    [ chunks, requests of the step before, new pages, those of windows, tokens, numbers about states, about pictures ]
     [ start, length, flags, source, request, kept, new, kept, new, drafted ] of each chunk
     [ new pages ] [ those of windows ] [ tokens of chunks that are not lazy ]
     [ restore, count, (position, id) x count ]
+    [ pictures, see mlxserve/model/told_pictures.py ] of each request that has some and was not in the step before
 
-    flags    1 samples, 2 is lazy, 4 has a plan for its recurrent state, 8 has a table for windows;
-             from bit 8 on the number of its request's adapter plus 1, or 0
+    flags    1 samples, 2 is lazy, 4 has a plan for its recurrent state, 8 has a table for windows, 16 tells its
+             request's pictures; from bit 8 on the number of its request's adapter plus 1, or 0
     source   row of the step before that samples the lazy token, else -1
     request  its number of arrival
     kept     pages taken over from its table in the step before, which new ones follow; then the same of
@@ -35,13 +36,14 @@ import numpy as np
 
 from mlxserve.cache.kinds.full_pages import FullPages
 from mlxserve.cache.kinds.window_pages import WindowPages
+from mlxserve.model.told_pictures import NO_PICTURES, numbers_of, pictures_in
 from mlxserve.request import Chunk, PageTable, RequestState, StatePlan
 
-VERSION = 5
+VERSION = 6
 MAX_BODY = 1 << 28  # bytes
 _HEADER = struct.Struct("<IBxxxI")
 _PIECE = 1 << 20  # bytes read at once
-_FIELDS, _COLUMNS = 6, 10  # numbers of a plan's head, and of each chunk
+_FIELDS, _COLUMNS = 7, 10  # numbers of a plan's head, and of each chunk
 
 
 class FrameKind(IntEnum):
@@ -147,6 +149,7 @@ class _Flags(IntFlag):
     IS_LAZY = 2
     HAS_STATE = 4
     HAS_WINDOWS = 8
+    HAS_PICTURES = 16
 
 
 _FLAG_BITS = 8
@@ -193,7 +196,7 @@ class PlanEncoder:
 
     def encode(self, chunks: Sequence[Chunk], sources: Mapping[Chunk, int]) -> bytes:
         """`sources`: for each lazy chunk, the row of the step before that samples its token."""
-        rows, tokens, states = array("i"), array("i"), array("i")
+        rows, tokens, states, pictures = array("i"), array("i"), array("i"), array("i")
         num_known = len(self._tables.last)
         for chunk in chunks:
             number = chunk.request.arrival
@@ -205,6 +208,9 @@ class PlanEncoder:
             if chunk.state is not None:
                 flags |= _Flags.HAS_STATE
                 states.extend(_of_state(chunk.state))
+            if chunk.request.asked.pictures and number not in self._tables.last:
+                flags |= _Flags.HAS_PICTURES
+                pictures.extend(numbers_of(chunk.request.asked.pictures))
             of_windows = 0, 0
             if chunk.window_table is not None:
                 flags |= _Flags.HAS_WINDOWS
@@ -213,9 +219,9 @@ class PlanEncoder:
             rows.extend((*self._tables.add(number, chunk.page_table), *of_windows))
             rows.append(len(chunk.draft))
         pages, window_pages = self._tables.end_step(), self._windows.end_step()
-        lengths = map(len, (pages, window_pages, tokens, states))
+        lengths = map(len, (pages, window_pages, tokens, states, pictures))
         head = array("i", (len(chunks), num_known, *lengths))
-        return as_int32(head + rows + pages + window_pages + tokens + states)
+        return as_int32(head + rows + pages + window_pages + tokens + states + pictures)
 
 
 def _of_state(plan: StatePlan) -> list[int]:
@@ -224,13 +230,13 @@ def _of_state(plan: StatePlan) -> list[int]:
 
 
 class _ToldAsk:
-    """A worker's stand-in for a Request: images are refused where there are ranks."""
+    """A worker's stand-in for a Request."""
 
-    pictures = ()
-    blocks = ()
+    __slots__ = ("adapter", "blocks", "pictures")
 
     def __init__(self, adapter: int | None) -> None:
         self.adapter = adapter
+        self.pictures, self.blocks = NO_PICTURES
 
 
 class ToldRequest:
@@ -314,7 +320,7 @@ class PlanDecoder:
     def _decoded(self, numbers: array[int]) -> tuple[list[Chunk], dict[Chunk, int]]:
         count, num_known, *lengths = numbers[:_FIELDS]
         begin = _FIELDS + count * _COLUMNS
-        page, window, token, state, end = accumulate(lengths, initial=begin)
+        page, window, token, state, picture, end = accumulate(lengths, initial=begin)
         if num_known != len(self._tables.last) or end != len(numbers):
             raise ValueError("other lengths")
         chunks: list[Chunk] = []
@@ -339,6 +345,9 @@ class PlanDecoder:
                 request.token_ids.start = start
                 request.token_ids.tokens = numbers[token : token + length]
                 token += length
+            if _Flags.HAS_PICTURES in flags:
+                told, picture = pictures_in(numbers, picture)
+                request.asked.pictures, request.asked.blocks = told
             plan = None
             if _Flags.HAS_STATE in flags:
                 plan, state = _state_plan(numbers, state)

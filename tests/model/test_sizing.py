@@ -108,7 +108,10 @@ def test_states_and_pages_share_what_weights_and_a_step_leave(loaded: LoadedMode
 
 def test_a_tower_and_its_step_take_memory_from_the_pages(loaded: LoadedModel) -> None:
     vision: Any = SimpleNamespace(
-        nbytes=8 * MIB, planned_nbytes=4 * MIB, is_told_positions=False, bidirectional=None
+        nbytes=8 * MIB,
+        planned_nbytes=lambda num_rows: num_rows * MIB // 16,
+        is_told_positions=False,
+        bidirectional=None,
     )
     seeing, limit = loaded.that_sees(vision), loaded.weight_size + 64 * MIB
     step = measured(seeing, 64)

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from mlxserve.system.machine import free_ports
-from tests.ranks.slow_rank import NUM_ROWS, PAGE_SIZE, SECONDS
 from tests.ranks.child import ROOT
+from tests.ranks.slow_rank import NUM_ROWS, PAGE_SIZE, SECONDS
 from tests.ranks.workload import launcher
 
 

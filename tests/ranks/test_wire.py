@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxserve.core.sampling_params import SamplingParams
+from mlxserve.images.picture import Picture, Placed, PlacedPicture
 from mlxserve.model.batch import Batch
 from mlxserve.model.runner import draft_rows
 from mlxserve.ranks.wire import (
@@ -31,12 +32,29 @@ PAGE_SIZE = 16
 _Planned: TypeAlias = tuple[int, int, bool, bool, bool, bool]
 
 
+def _pictures(number: int) -> Placed:
+    """Two images, the second one of rows that have positions of their own."""
+    inputs = {"pixels": np.full(3, number, np.float32)}
+    one = Picture.from_prompt([5, *[7] * 9, 5], 7, inputs, None)
+    other = Picture.from_prompt([7] * 12, 7, inputs, (1, 3, 4))
+    return PlacedPicture(10, one), PlacedPicture(60, other)
+
+
 class Conversation:
     """A request of a growing text, as the scheduler would move it on."""
 
     def __init__(self, number: int) -> None:
         ids = [(number * 31 + i) % 997 for i in range(400)]
-        request = Request(str(number), ids, SamplingParams(), adapter=(None, 0, 300)[number % 3])
+        pictures = _pictures(number) if number % 2 else ()
+        for placed in pictures:
+            ids[placed.start : placed.end] = placed.picture.ids
+        request = Request(
+            str(number),
+            ids,
+            SamplingParams(),
+            adapter=(None, 0, 300)[number % 3],
+            pictures=pictures,
+        )
         self.live = LiveRequest(request, arrival=number)
         self.pages = self.windows = as_page_table()
         self.done = 0
@@ -113,6 +131,8 @@ def test_any_sequence_of_plans_decodes_to_equal_batches(
         assert draft_rows(told) == draft_rows(chunks)
         adapters = [chunk.request.asked.adapter for chunk in told]
         assert adapters == [chunk.request.asked.adapter for chunk in chunks]
+        blocks = [chunk.request.asked.blocks for chunk in told]
+        assert blocks == [chunk.request.asked.blocks for chunk in chunks]
         assert [chunk.state for chunk in told] == [chunk.state for chunk in chunks]
         assert_equal(Batch.from_chunks(told, PAGE_SIZE), Batch.from_chunks(chunks, PAGE_SIZE))
 
@@ -123,6 +143,13 @@ def assert_equal(found: Batch, wanted: Batch) -> None:
         assert_equal(found.windows, wanted.windows)
     for name in ("tokens", "positions", "slots", "sample_rows", "lazy_rows"):
         assert np.array_equal(getattr(found, name), getattr(wanted, name)), name
+    assert (found.pictures is None) == (wanted.pictures is None)
+    if found.pictures is not None and wanted.pictures is not None:
+        rows = [(part.first, part.end) for part in found.pictures.parts]
+        assert rows == [(part.first, part.end) for part in wanted.pictures.parts]
+        positions, expected_positions = found.pictures.positions, wanted.pictures.positions
+        assert (positions is None) == (expected_positions is None)
+        assert positions is None or np.array_equal(positions, expected_positions)
     assert found.num_decodes == wanted.num_decodes
     for name in ("decodes", "chunks"):
         tables, expected = getattr(found, name), getattr(wanted, name)
