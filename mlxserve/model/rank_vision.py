@@ -8,6 +8,7 @@ more, and checks the vision with these. Every rank then teaches its own part wha
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Hashable, Mapping
 from typing import NamedTuple, Protocol
 
@@ -93,6 +94,9 @@ def vision_of_ranks(
                 checked = _checked(files, loaded, choose, is_metal, memory_limit)
         except NoVision as error:
             reason = str(error)
+        # The first layers, before memory is measured: what refers to one another is not freed at once.
+        gc.collect()
+        mx.clear_cache()
     facts = _Facts(*group.from_lead(_Facts.of(checked)))
     if not facts.sees:
         raise NoVision(reason)
@@ -141,9 +145,7 @@ def _checked(
     choice = choose(prepare(model, config, files.name))
     if choice.loaded.by_sequence:
         raise ValueError("its attention needs whole sequences")
-    checked = check_vision(files, choice.loaded, choice.backends, text, is_metal, memory_limit)
-    mx.clear_cache()
-    return checked
+    return check_vision(files, choice.loaded, choice.backends, text, is_metal, memory_limit)
 
 
 def num_first_layers(model: nn.Module, config: Mapping[str, object]) -> int:
