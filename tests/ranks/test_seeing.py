@@ -20,7 +20,7 @@ def agree(folder: Path, found: Found) -> None:
     assert len({tuple(tokens) for tokens in wanted}) == len(QUESTIONS)
     assert found["alone"] == wanted
     assert found["cached"] == wanted
-    assert all(answers == wanted for answers in found["together"])
+    assert found["together"] == wanted
     assert found["ranks"] == ["1"]
     assert found["num_cached"] > 64
     assert found["num_preemptions"] > 0
@@ -41,9 +41,7 @@ def agree(folder: Path, found: Found) -> None:
                     "gemma3",
                 ),  # rows of an image see later ones, in layers with windows and without
                 ("pipeline", "qwen3_5"),  # states, and one rank without a rotation
-                ("pipeline", "mistral3"),
                 ("tensor", "qwen3_5"),
-                ("tensor", "qwen3_5_moe"),
             )
         ),
     ],
