@@ -204,6 +204,27 @@ def fleet(
 
 
 @app.command()
+def router(
+    servers: Annotated[
+        list[int] | None, typer.Option(min=1, help="Number of servers; may be repeated.")
+    ] = None,
+    requests: Annotated[int, typer.Option(min=1, help="Requests of a run.")] = 200,
+    runs: Annotated[int, typer.Option(min=1, help="Runs of each policy.")] = 3,
+    json: JsonOption = None,
+) -> None:
+    """CPU time of the real vllm-router for a request, by policy and number of servers that answer at once."""
+    from rich.console import Console
+
+    from tests.perf.router import bench_router
+
+    with Console(stderr=True).status("") as status:
+        report = bench_router(
+            servers or (3, 30, 100), num_requests=requests, runs=runs, progress=status.update
+        )
+    _finish(report, json)
+
+
+@app.command()
 def kv_dtype(
     model: ModelOption = "mlxserve-mini",
     text: Annotated[
