@@ -116,6 +116,13 @@ def test_the_first_layers_have_one_of_each_kind(kind: str, count: int, tmp_path:
     assert len(model.make_cache() if hasattr(model, "make_cache") else model.layers) == count
 
 
+def test_layers_that_share_keys_are_refused(tmp_path: Path) -> None:
+    files = find_model(str(write_vision_model(tmp_path, "gemma4")))
+    model, config = read_model(files, is_metal=False)
+    with pytest.raises(ValueError, match="its layers share keys, and rank 0 checks images with"):
+        num_first_layers(model, config)
+
+
 def test_features_of_rank_0_are_those_of_all() -> None:
     sent: list[Any] = []
     features = Features(mx.random.normal((3, 8)), (mx.random.normal((3, 8)),))
