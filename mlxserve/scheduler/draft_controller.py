@@ -11,7 +11,8 @@ learnt for each answer by position, beginning with that of all answers.
 
 What keeps it from losing: plain decode is timed first, and again after every 48 steps with drafts.
 What keeps it from giving up: after plain steps, one answer drafts one token, at first after 8, then
-after up to 256 steps. Such trials are paid from 1 % of the time.
+after up to 256 steps. Such trials are paid from 1 % of the time. Where no step would pay even if every
+guess were right, a trial could only find that the times are wrong: it is made after 16,384 steps.
 
 Plain Python without a clock: a choice is a function of the calls made so far, and of the times that
 `RowTimes` was given.
@@ -28,6 +29,8 @@ from mlxserve.scheduler.row_times import RowTimes
 MARGIN = 0.05  # by which drafts must be faster
 RECHECK = 48  # steps with drafts, after which plain decode is timed again
 FIRST_WAIT, LAST_WAIT = 8, 256  # plain steps before a trial
+HOPELESS_WAIT = 16384  # where only wrong times could make drafts pay
+_DOUBT = 0.1  # by which a step's time may be wrong
 _BUDGET = 0.01  # of the time, for trials
 _MAX_SAVED = 20  # steps that the budget may save up
 _SAVED_FOR_TRIAL = 1.5  # steps; a trial costs less than one
@@ -211,12 +214,31 @@ class DraftController(Generic[A]):
     ) -> _Choice[A]:
         """Draft one token of one answer if a trial is due and paid for."""
         plain = self.times.shape(num_decodes)
-        if self._num_plain < self._wait or self._saved < _SAVED_FOR_TRIAL * plain:
+        is_due = self._num_plain >= self._wait and self._saved >= _SAVED_FOR_TRIAL * plain
+        if not is_due or self._is_hopeless(num_decodes, ranked):
             return _Choice({}, refusal=refusal)
         chance, _, answer = ranked[0]  # after a failure it is another's turn
         seconds = self.times.shape(num_decodes + 1, 1)
         lost = seconds - plain * (num_decodes + chance) / num_decodes
         return _Choice({answer: 1}, cost=max(lost, _BUDGET * plain))
+
+    def _is_hopeless(self, num_decodes: int, ranked: list[tuple[float, int, A]]) -> bool:
+        """Return True if no step would pay though all of its drafts were right, and its time 10 % less.
+
+        Now and then it is doubted, until the size of a trial is known: the table may have been measured
+        beside other work.
+        """
+        times = self.times
+        is_doubted = self._num_plain >= HOPELESS_WAIT or times.is_partly_known(num_decodes + 1, 1)
+        if is_doubted or not times.is_as_in_table(num_decodes):
+            return False
+        least = num_decodes / times.shape(num_decodes) * (1 + MARGIN) * (1 - _DOUBT)
+        deepest = 0
+        for size, (_, at, _) in enumerate(ranked, num_decodes + 1):
+            deepest = max(deepest, at + 1)
+            if size > least * times.shape(size, deepest):
+                return False
+        return True
 
     def _extended(
         self, num_decodes: int, ranked: list[tuple[float, int, A]], lengths: Counter[A]

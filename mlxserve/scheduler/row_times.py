@@ -30,6 +30,9 @@ _FOLLOWS = 0.3  # weight of the newest step in the heat
 _FORGOTTEN_AFTER = 1024
 _SWEPT_EVERY = 64  # steps
 _MAX_CHANGE = 1.5  # of the heat's estimate by one step: a stall is no heat
+# A step that takes more than this of the table's time reads a longer context than the table's steps did, which
+# another row may share, or runs beside other work.
+_AS_IN_TABLE = 1.2
 _MIN_SECONDS = 1e-9  # a coarse clock may measure a step as none at all
 CALL = 0.08  # of a step of one row: a drafter's call that was never measured
 
@@ -93,6 +96,15 @@ class RowTimes:
     def is_known(self, num_rows: int, longest: int = 0) -> bool:
         """Return True if enough steps of this size have been observed."""
         return (num_rows, longest if self._has_calls else 0) in self._medians
+
+    def is_partly_known(self, num_rows: int, longest: int = 0) -> bool:
+        """Return True if steps of this size have been observed, and too few of them."""
+        size = num_rows, longest if self._has_calls else 0
+        return size in self._shapes and size not in self._medians
+
+    def is_as_in_table(self, num_rows: int) -> bool:
+        """Return True if a step without a drafter's calls takes about the time that the table has for it."""
+        return self._heat * self._shape(num_rows) <= _AS_IN_TABLE * self._in_table(num_rows)
 
     def shape(self, num_rows: int, longest: int = 0) -> float:
         """Time of a step in units of the heat."""

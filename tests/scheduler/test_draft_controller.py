@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import pytest
 
+from mlxserve.scheduler import draft_controller
 from mlxserve.scheduler.draft_controller import LAST_WAIT, RECHECK, DraftController
 from mlxserve.scheduler.row_times import RowTimes
 
@@ -15,6 +16,7 @@ M5 = {1: 1.0, 2: 1.08, 3: 1.16, 5: 1.32, 6: 2.2, 8: 2.5, 12: 3.5, 13: 3.4, 32: 3
 M1 = {rows: 1 + 0.85 * (rows - 1) for rows in range(1, 6)} | {6: 5.0, 32: 5.0}
 FLAT = {1: 1.0, 32: 1.0}
 DEAR = {1: 1.0, 2: 2.0, 32: 32.0}
+HOPELESS = {1: 1.0, 2: 2.2, 32: 40.0}  # though every guess is right
 DEPTH = 4
 
 
@@ -157,7 +159,36 @@ def test_where_no_draft_is_right_few_rows_are_wasted() -> None:
     assert sum(rows[100:]) - len(rows[100:]) <= 0.03 * len(rows)
 
 
+def test_nothing_is_tried_where_no_step_would_pay_though_every_guess_were_right() -> None:
+    """A call of a draft model reads 0.28 of the weights, and each row 0.85 of them again."""
+    made = DraftController[int](RowTimes(M1, has_calls=True, call=0.28))
+    assert play(made, M1, lambda _: 4, 1000) == [1] * 1000
+    # Rows of several answers share a pass of the matrix kernel.
+    assert max(play(made, M1, lambda _: 4, 300, num_answers=2)) > 6
+
+
 # ---- never silent for good
+
+
+def test_a_table_that_was_measured_beside_other_work_is_doubted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(draft_controller, "HOPELESS_WAIT", 1500)
+    rows = play(controller(HOPELESS), M5, lambda _: 4, 2000)
+    assert rows[:1500] == [1] * 1500
+    assert sum(rows[-100:]) > 450
+    # Three trials find that it was right.
+    rows = play(controller(HOPELESS), HOPELESS, lambda _: 4, 2900)
+    assert (rows.count(1), rows.count(2)) == (2897, 3)
+
+
+def test_trials_go_on_where_steps_take_longer_than_the_table_says() -> None:
+    """Half of a step reads a context, which the table's steps had not, and which two rows may share."""
+    longer = {rows: seconds + 1 for rows, seconds in HOPELESS.items()}
+    made = controller(HOPELESS)
+    made.times.observe(1, 1.0)
+    rows = play(made, longer, lambda _: 4, 1500)
+    assert sum(rows[-100:]) > 450
 
 
 def test_a_burst_of_requests_does_not_turn_drafts_off_for_good() -> None:
@@ -192,7 +223,7 @@ def test_trials_become_rarer_and_never_end() -> None:
 
 def test_a_trial_asks_one_answer_after_the_other() -> None:
     made = controller(DEAR)
-    asked = []
+    asked: list[int] = []
     for _ in range(6000):
         lengths = plan(made, 3)
         asked += lengths

@@ -33,6 +33,29 @@ def test_three_steps_make_a_size_known() -> None:
     assert times.seconds(2) == pytest.approx(0.020)
 
 
+def test_a_size_is_partly_known_from_its_first_step_to_its_third() -> None:
+    times = RowTimes(TABLE, has_calls=True)
+    for longest in (0, 1):
+        assert not times.is_partly_known(2, longest)
+        for _ in range(2):
+            observed(times, 2, 0.020, longest=longest)
+            assert times.is_partly_known(2, longest)
+        observed(times, 2, 0.020, longest=longest)
+        assert not times.is_partly_known(2, longest)
+
+
+def test_steps_are_as_in_the_table_until_they_take_a_fifth_more() -> None:
+    times = RowTimes(TABLE)
+    assert times.is_as_in_table(1)
+    observed(times, 1, *[10.0] * 9)
+    assert times.is_as_in_table(1)
+    observed(times, 1, *[11.5] * 12)
+    assert times.is_as_in_table(1)
+    observed(times, 1, *[13.0] * 12)
+    assert not times.is_as_in_table(1)
+    assert not times.is_as_in_table(5), "other sizes follow"
+
+
 def test_other_sizes_follow_from_the_nearest_known_one() -> None:
     """The machine is slower than when the table was measured, for all sizes alike."""
     times = observed(RowTimes(TABLE), 1, 0.020, 0.020, 0.020)
