@@ -25,11 +25,13 @@ from mlxserve.core.stats import SchedulerStats
 from mlxserve.hub.embedded import MODEL_NAME, model_path
 from mlxserve.model import attention
 from mlxserve.system import machine
+from mlxserve.text.tokenizer import Tokenizer
 from tests import heads
 from tests.adapters import write_adapter
 from tests.assistants import always_drafting
 from tests.drafting import accepted_share, similar_model, spoiled_pages, total_variation
 from tests.emulated import emulated_backend
+from tests.test_speculation import SENTENCES
 from tests.together import begun_together
 
 PAGE = 16
@@ -233,17 +235,21 @@ def test_the_next_turn_is_drafted_from_cached_pages(plain: LLM, own: LLM) -> Non
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("source", ["draft model", "head"])
+@pytest.mark.parametrize("source", ["draft model", "head", "lookup"])
 def test_500_cached_tokens_are_drafted_after_as_computed_ones(source: str, tmp_path: Path) -> None:
     """As many are found as without drafts, and as many guesses after them are right, within 3 of 100."""
     drafts: dict[str, Any] = {"speculative_tokens": 3}
-    model = None
+    model, warmer = None, WARM.temperature
+    prompt = [draw % 900 + 40 for draw in range(7, 520_000, 1_009)]
     if source == "head":
         model = str(heads.write(tmp_path, "mimo", noise=0.3, max_position_embeddings=2048))
-    else:
+    elif source == "draft model":
         drafts["draft_model"] = str(similar_model(tmp_path / "draft", model_path(), bits=3))
-    prompt = [draw % 900 + 40 for draw in range(7, 520_000, 1_009)]
-    params, found, shares = replace(WARM, max_tokens=60), [], []
+    else:
+        prompt = (Tokenizer(model_path()).encode_here(SENTENCES) * 30)[:515]
+        warmer = 2.0  # an answer that leaves the text of its prompt and returns to it
+    params = replace(WARM, max_tokens=60, temperature=warmer)
+    found, shares = [], []
     for each in ({"speculative_tokens": 0}, drafts):
         with always_drafting(), LLM(model, num_pages=80, **OPTIONS, **each) as llm:
             [first] = llm.generate([prompt], params, use_tqdm=False)
@@ -260,6 +266,7 @@ def test_500_cached_tokens_are_drafted_after_as_computed_ones(source: str, tmp_p
                 shares.append(num_accepted / max(1, num_drafted))
     assert found[:2] == found[2:]
     assert [cached >= 500 for _, cached in found] == [True, False] * 2
+    assert num_drafted > 10
     assert 0 < shares[2] < 1
     assert shares[2] == pytest.approx(shares[3], abs=0.03)
 
