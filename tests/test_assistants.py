@@ -15,7 +15,7 @@ import pytest
 from mlx_lm.models.cache import KVCache
 from mlx_lm.utils import load_model
 
-from mlxserve import LLM
+from mlxserve import LLM, SamplingParams
 from mlxserve.model import attention
 from mlxserve.model.drafting.assistant import Assistant
 from mlxserve.model.drafting.assistant_model import AssistantModel, Shared
@@ -24,16 +24,20 @@ from tests.assistants import always_drafting, read_assistant, write_agreeing_pai
 from tests.assistants import unprobed as unprobed
 from tests.emulated import emulated_backend
 from tests.test_draft_models import (
+    BRIEF,
     GREEDY,
     OPTIONS,
     PROMPTS,
     SAMPLING,
     WARM,
     Scenarios,
+    Undrafted,
+    are_accepted_everywhere,
     drafted_by,
     stats,
     tokens,
 )
+from tests.test_draft_models import undrafted as undrafted
 
 CLUSTERED: dict[str, Any] = {
     "use_ordered_embeddings": True,
@@ -67,8 +71,23 @@ def plain(target: Path) -> Iterator[LLM]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("unhurried_disk")
-@pytest.mark.parametrize("kind", ["random", "clusters", "agreeing"])
-def test_no_token_differs(kind: str, target: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "sampling"),
+    [
+        pytest.param("agreeing", BRIEF, id="agreeing, half the answers"),
+        *(
+            pytest.param(kind, SAMPLING, marks=pytest.mark.long, id=kind)
+            for kind in ("random", "clusters", "agreeing")
+        ),
+    ],
+)
+def test_no_token_differs(
+    kind: str,
+    sampling: Sequence[SamplingParams],
+    target: Path,
+    undrafted: Undrafted,
+    tmp_path: Path,
+) -> None:
     """Alone, together, next turns, short of pages, resized and restarted from disk, for each kind of sampling."""
     if kind == "agreeing":
         target, folder = write_agreeing_pair(tmp_path, target)
@@ -76,25 +95,26 @@ def test_no_token_differs(kind: str, target: Path, tmp_path: Path) -> None:
         folder = write_assistant(
             tmp_path / "assistant", target, **(CLUSTERED if kind == "clusters" else {})
         )
-    scenarios = Scenarios(str(target), {"draft_model": str(folder)}, tmp_path)
-    expected = scenarios.run(is_drafted=False)
-    scenarios.accepted.clear()
+    scenarios = Scenarios(str(target), {"draft_model": str(folder)}, tmp_path, sampling)
+    expected = undrafted(str(target), sampling)
     with always_drafting():
         assert scenarios.run(is_drafted=True) == expected
-    assert scenarios.num_drafted > 1000
+    assert scenarios.num_drafted > (1000 if sampling is SAMPLING else 500)
     if kind == "agreeing":
-        *counts, from_disk = scenarios.accepted.values()
-        assert all(after > before for before, after in zip([0, *counts], counts, strict=False))
-        assert from_disk > 0
+        assert are_accepted_everywhere(scenarios), scenarios.accepted
 
 
 @pytest.mark.slow
-def test_tokens_are_those_without_an_assistant(plain: LLM, target: Path, assistant: Path) -> None:
+@pytest.mark.parametrize("changes", [{}, CLUSTERED], ids=["random", "clusters"])
+def test_tokens_are_those_without_an_assistant(
+    plain: LLM, target: Path, tmp_path: Path, changes: dict[str, Any]
+) -> None:
     params = [replace(one, max_tokens=8) for one in SAMPLING[:2]]
+    folder = write_assistant(tmp_path, target, **changes)
     expected = tokens(plain, PROMPTS[1:3], params)
     with (
         always_drafting(),
-        LLM(str(target), num_pages=30, draft_model=str(assistant), **OPTIONS) as llm,
+        LLM(str(target), num_pages=30, draft_model=str(folder), **OPTIONS) as llm,
     ):
         found, num_drafted, _ = drafted_by(llm, PROMPTS[1:3], params)
         assert llm.stats().planned.page == plain.stats().planned.page, "it keeps nothing in pages"

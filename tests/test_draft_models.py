@@ -48,6 +48,8 @@ SAMPLING = [
     replace(GREEDY, logit_bias={17: 1.5, 31: -2.0}, max_tokens=17),
 ]
 TWO = replace(WARM, n=2, temperature=1.0, max_tokens=20)
+# Of half the length, for the slow tests.
+BRIEF = [replace(one, max_tokens=one.max_tokens // 2, min_tokens=one.min_tokens // 2) for one in SAMPLING]  # fmt: skip
 _TEXT = [draw % 500 + 40 for draw in range(7, 60_000, 1_009)]  # 60 tokens
 PROMPTS = [
     _TEXT[:45],
@@ -60,7 +62,6 @@ PROMPTS = [
 
 # Their draft models are of another kind, as a drafter's own states would have to go back.
 HYBRIDS = ("lfm2", "qwen3_next", "gear")
-SLOW = {("draft model", "lfm2")}
 
 Tokens = list[tuple[int, ...]]
 
@@ -77,11 +78,19 @@ def stats(llm: LLM) -> SchedulerStats:
 
 
 class Scenarios:
-    """What both servers compute: without drafts, and with them."""
+    """What servers compute without drafts, and with them: the tokens of answers, by the scenario."""
 
-    def __init__(self, model: str, drafts: dict[str, Any], folder: Path) -> None:
+    def __init__(
+        self,
+        model: str,
+        drafts: dict[str, Any],
+        folder: Path,
+        sampling: Sequence[SamplingParams] = SAMPLING,
+    ) -> None:
+        """drafts: options; folder: for the cache on disk; sampling: of the six prompts."""
         self.model = model
         self.drafts = drafts
+        self.sampling = sampling
         self.may_end_early = "draft_model" not in drafts  # an answer, before it runs out of pages
         self.folder = folder
         self.accepted: dict[str, int] = {}
@@ -100,16 +109,16 @@ class Scenarios:
         with LLM(self.model, **sizes, **options, **disk) as llm:
             found["alone"] = [
                 t
-                for prompt, params in zip(PROMPTS, SAMPLING, strict=True)
+                for prompt, params in zip(PROMPTS, self.sampling, strict=True)
                 for t in tokens(llm, [prompt], params)
             ]
             self._count("alone", llm)
             for size in (40, 300):
                 llm.resize_cache(size)
-                found[f"resized to {size}"] = tokens(llm, PROMPTS, SAMPLING)
+                found[f"resized to {size}"] = tokens(llm, PROMPTS, self.sampling)
             self._count("resized", llm)
             assert llm.reset_prefix_cache()
-            outputs = llm.generate(PROMPTS, SAMPLING, use_tqdm=False)
+            outputs = llm.generate(PROMPTS, self.sampling, use_tqdm=False)
             found["six together"] = [output.token_ids for output in outputs]
             self._count("six together", llm)
             found["n = 2"] = tokens(llm, PROMPTS[:2], TWO)
@@ -118,15 +127,15 @@ class Scenarios:
                 [*prompt, *output.token_ids, 21, 33, 8]
                 for prompt, output in zip(PROMPTS, outputs, strict=True)
             ]
-            found["next turns"] = tokens(llm, next_turns, SAMPLING)
+            found["next turns"] = tokens(llm, next_turns, self.sampling)
             assert stats(llm).prefix_hits - hits > 6 * PAGE
             self._count("next turns", llm)
         with LLM(self.model, **sizes, **options, **disk) as llm:
-            found["from disk"] = tokens(llm, next_turns, SAMPLING)
+            found["from disk"] = tokens(llm, next_turns, self.sampling)
             assert llm.stats().disk.num_read > 0
             self._count("from disk", llm)
         with LLM(self.model, num_pages=12, max_model_len=12 * PAGE, **options) as llm:
-            with begun_together(4):
+            with begun_together(4):  # of full length, as half of it is found pages for
                 found["12 pages"] = tokens(llm, PROMPTS[:4], SAMPLING[:4])
             # Drafts of earlier text may end answers before they run out of pages.
             assert stats(llm).num_preemptions > 0 or (is_drafted and self.may_end_early)
@@ -138,42 +147,100 @@ class Scenarios:
         self.num_drafted += stats(llm).drafted_tokens
 
 
+Undrafted = Callable[..., dict[str, Tokens]]
+
+
+@pytest.fixture(scope="module")
+def undrafted(tmp_path_factory: pytest.TempPathFactory) -> Undrafted:
+    """A function that runs the scenarios without drafts, once for each model and sampling."""
+    found: dict[tuple[str, bool], dict[str, Tokens]] = {}
+
+    def run(model: str, sampling: Sequence[SamplingParams] = SAMPLING) -> dict[str, Tokens]:
+        key = model, sampling is BRIEF
+        if key not in found:
+            scenarios = Scenarios(model, {}, tmp_path_factory.mktemp("undrafted"), sampling)
+            found[key] = scenarios.run(is_drafted=False)
+        return found[key]
+
+    return run
+
+
+def drafts_for(
+    source: str, kind: str, model_folder: Callable[[str], Path], folder: Path
+) -> tuple[str, dict[str, Any]]:
+    """Return (a model of this kind, options that draft from this source); what is written goes into `folder`."""
+    if source == "head":
+        return str(heads.write(folder / kind, kind, noise=0.05)), {}
+    model, drafts = model_folder(kind), {"speculative_tokens": 4}
+    if source == "lookup":
+        return str(model), drafts
+    like = model_folder("llama") if kind in HYBRIDS else model
+    draft = similar_model(folder / "draft", like, noise=0.05)
+    return str(model), {**drafts, "draft_model": str(draft)}
+
+
+def are_accepted_everywhere(scenarios: Scenarios) -> bool:
+    """Return True if guesses were accepted in each of the scenarios that count them."""
+    *counts, from_disk = scenarios.accepted.values()
+    return from_disk > 0 and all(after > before for before, after in pairwise([0, *counts]))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("unhurried_disk")
+@pytest.mark.parametrize(
+    ("source", "kind"),
+    [
+        ("draft model", "llama"),
+        ("lookup", "llama"),
+        ("head", "qwen3_next"),
+    ],
+    ids=lambda name: name,
+)
+def test_no_token_of_half_the_answers_differs(
+    source: str,
+    kind: str,
+    model_folder: Callable[[str], Path],
+    undrafted: Undrafted,
+    tmp_path: Path,
+) -> None:
+    """Every step drafts as many tokens as there is room for."""
+    model, drafts = drafts_for(source, kind, model_folder, tmp_path)
+    scenarios = Scenarios(model, drafts, tmp_path, BRIEF)
+    expected = undrafted(model, BRIEF)
+    with always_drafting():
+        assert scenarios.run(is_drafted=True) == expected
+    assert scenarios.num_drafted > (0 if source == "lookup" else 500)
+    if source != "lookup":
+        assert are_accepted_everywhere(scenarios), scenarios.accepted
+
+
 def cases() -> Iterator[Any]:
-    """Sources and kinds of attention: a few with the slow tests, all of them with the long ones."""
+    """Sources and kinds of attention."""
     for source in ("draft model", "lookup"):
         for kind in ("gemma3_text", "llama", "qwen3_moe", "glm4_moe_lite", *HYBRIDS):
-            is_slow = kind == "llama" or (source, kind) in SLOW
-            mark = pytest.mark.slow if is_slow else pytest.mark.long
-            yield pytest.param(source, kind, marks=mark, id=f"{source}, {kind}")
+            yield pytest.param(source, kind, id=f"{source}, {kind}")
     for kind in heads.KINDS:
-        mark = pytest.mark.slow if kind == "qwen3_next" else pytest.mark.long
-        yield pytest.param("head", kind, marks=mark, id=f"head, {kind}")
+        yield pytest.param("head", kind, id=f"head, {kind}")
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("unhurried_disk")
 @pytest.mark.parametrize(("source", "kind"), list(cases()))
 def test_no_token_differs(
-    source: str, kind: str, model_folder: Callable[[str], Path], tmp_path: Path
+    source: str,
+    kind: str,
+    model_folder: Callable[[str], Path],
+    undrafted: Undrafted,
+    tmp_path: Path,
 ) -> None:
-    drafts: dict[str, Any] = {"speculative_tokens": 4}
-    if source == "head":
-        folder = heads.write(tmp_path / kind, kind, noise=0.05)
-        del drafts["speculative_tokens"]
-    else:
-        folder = model_folder(kind)
-    if source == "draft model":
-        like = model_folder("llama") if kind in HYBRIDS else folder
-        drafts["draft_model"] = str(similar_model(tmp_path / "draft", like, noise=0.05))
-    scenarios = Scenarios(str(folder), drafts, tmp_path)
-    expected = scenarios.run(is_drafted=False)
-    scenarios.accepted.clear()
-    assert scenarios.run(is_drafted=True) == expected
+    """How much is drafted is what the controller chooses by measured times."""
+    model, drafts = drafts_for(source, kind, model_folder, tmp_path)
+    scenarios = Scenarios(model, drafts, tmp_path)
+    assert scenarios.run(is_drafted=True) == undrafted(model)
     if source != "lookup":
         assert scenarios.num_drafted > 50
     if source == "head" or (source == "draft model" and kind not in HYBRIDS):
-        *counts, from_disk = scenarios.accepted.values()
-        assert all(after > before for before, after in pairwise([0, *counts])), counts
-        assert from_disk > 0
+        assert are_accepted_everywhere(scenarios), scenarios.accepted
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,7 +32,7 @@ from tests.oracle import MAX_TOKENS, Oracle
 from tests.test_emulated_engine import give
 from tests.together import begun_together
 
-NUM_TOKENS = 40  # of an answer
+NUM_TOKENS = 28  # of an answer
 PAGE = 16
 GREEDY = SamplingParams(max_tokens=NUM_TOKENS, temperature=0, ignore_eos=True)
 SEEDED = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.8, top_p=0.9, seed=3, ignore_eos=True)
@@ -70,14 +71,7 @@ def next_turns(found: Sequence[Tokens]) -> Prompts:
     return [[*prompt, *answer, 7, 8, 9] for prompt, answer in zip(PROMPTS, found, strict=True)]
 
 
-def write(folder: Path, name: str, write_model: Callable[..., Path]) -> Path:
-    """Write a small model of this architecture."""
-    if name in STATEFUL:
-        return write_model(folder, name)
-    return write_covered(folder, name, write_model)
-
-
-def write_covered(folder: Path, name: str, write_model: Callable[..., Path]) -> Path:
+def write_covered(write_model: Callable[..., Path], folder: Path, name: str) -> Path:
     """Write the model of an architecture that kernels take."""
     mx.random.seed(5)
     model, config = build(name, coverage.rows("mlx-lm")[name]["config"])
@@ -96,7 +90,30 @@ class Expected(NamedTuple):
     num_cached: list[int]  # tokens of each next turn
 
 
-def undrafted(folder: Path, params: SamplingParams) -> Expected:
+Undrafted = Callable[[str, SamplingParams], tuple[Path, Expected]]
+
+
+@pytest.fixture(scope="module")
+def undrafted(
+    write_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
+) -> Undrafted:
+    """A function that writes a small model of an architecture, and decodes without drafts, once for each of both."""
+    folders: dict[str, Path] = {}
+    found: dict[tuple[str, int | None], Expected] = {}
+
+    def decoded(name: str, params: SamplingParams) -> tuple[Path, Expected]:
+        if name not in folders:
+            write = write_model if name in STATEFUL else partial(write_covered, write_model)
+            folders[name] = write(tmp_path_factory.mktemp(name), name)
+        key = name, params.seed
+        if key not in found:
+            found[key] = decode(folders[name], params)
+        return folders[name], found[key]
+
+    return decoded
+
+
+def decode(folder: Path, params: SamplingParams) -> Expected:
     with LLM(str(folder), **OPTIONS) as llm:
         found = answers(llm, PROMPTS, params)
         outputs = llm.generate(next_turns(found), params, use_tqdm=False)
@@ -105,15 +122,14 @@ def undrafted(folder: Path, params: SamplingParams) -> Expected:
 
 
 @contextmanager
-def oracle_of(folder: Path, params: SamplingParams) -> Iterator[Expected]:
+def oracle_of(expected: Expected, params: SamplingParams) -> Iterator[None]:
     """Let engines draft from the answers of undrafted decode, mostly."""
-    expected = undrafted(folder, params)
     oracle = Oracle()
     oracle.learn_answers(PROMPTS, params.seed, expected.answers)
     turns = next_turns(expected.answers)
     oracle.learn_answers(turns, params.seed, expected.next_answers)
     with oracle.drafting():
-        yield expected
+        yield
     numbers = oracle.accepted
     assert any(0 < accepted < drafted for drafted, accepted in numbers), "partly right"
     assert any(accepted == 0 for _, accepted in numbers), "wrong at once"
@@ -122,15 +138,15 @@ def oracle_of(folder: Path, params: SamplingParams) -> Iterator[Expected]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "params", [pytest.param(GREEDY, marks=pytest.mark.slow), SEEDED], ids=["greedy", "top-p"]
+    "params", [pytest.param(GREEDY, marks=pytest.mark.long), SEEDED], ids=["greedy", "top-p"]
 )
 @pytest.mark.parametrize("name", each_of(ARCHITECTURES))
 def test_tokens_are_those_of_undrafted_decode(
-    name: str, params: SamplingParams, write_model: Callable[..., Path], tmp_path: Path
+    name: str, params: SamplingParams, undrafted: Undrafted
 ) -> None:
-    folder = write(tmp_path, name, write_model)
+    folder, expected = undrafted(name, params)
     sizes = {"max_num_seqs": 3, "max_num_batched_tokens": 48}
-    with oracle_of(folder, params) as expected, LLM(str(folder), **DRAFTED, **sizes) as llm:
+    with oracle_of(expected, params), LLM(str(folder), **DRAFTED, **sizes) as llm:
         alone = [answers(llm, [prompt], params)[0] for prompt in PROMPTS]
         assert alone == expected.answers, "alone"
         assert llm.reset_prefix_cache()
@@ -145,17 +161,17 @@ def test_tokens_are_those_of_undrafted_decode(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["recompute", "swap"])
+@pytest.mark.parametrize("mode", [pytest.param("recompute", marks=pytest.mark.long), "swap"])
 @pytest.mark.parametrize("name", each_of(ARCHITECTURES))
 def test_tokens_are_the_same_where_pages_are_short_and_after_a_restart(
-    name: str, mode: str, write_model: Callable[..., Path], tmp_path: Path
+    name: str, mode: str, undrafted: Undrafted, tmp_path: Path
 ) -> None:
-    folder = write(tmp_path, name, write_model)
+    folder, expected = undrafted(name, SEEDED)
     disk: dict[str, Any] = {}
     if mode == "swap":
         disk = {"disk_cache_dir": str(tmp_path / "disk"), "disk_cache_size": 0.1}
-    sizes = {"num_pages": 13, "num_state_slots": 40, "preemption_mode": mode, "growth_pages": 0}
-    with oracle_of(folder, SEEDED) as expected:
+    sizes = {"num_pages": 11, "num_state_slots": 40, "preemption_mode": mode, "growth_pages": 0}
+    with oracle_of(expected, SEEDED):
         with LLM(str(folder), **{**DRAFTED, **sizes, **disk}) as llm:
             assert answers(llm, PROMPTS, SEEDED) == expected.answers
             assert llm.stats().scheduler.num_preemptions > 0
@@ -183,10 +199,9 @@ REQUESTS = {
     "name",
     ["lfm2", *(pytest.param(name, marks=pytest.mark.long) for name in ("gear", "qwen3_next"))],
 )
-def test_what_a_request_asks_for_is_the_same(
-    name: str, write_model: Callable[..., Path], tmp_path: Path
-) -> None:
-    folder, prompts = write(tmp_path, name, write_model), PROMPTS[:2]
+def test_what_a_request_asks_for_is_the_same(name: str, undrafted: Undrafted) -> None:
+    folder, _ = undrafted(name, SEEDED)
+    prompts = PROMPTS[:2]
     with LLM(str(folder), **OPTIONS) as plain, LLM(str(folder), **DRAFTED) as llm:
         for kind, params in REQUESTS.items():
             oracle, before = Oracle(), llm.stats().scheduler.accepted_tokens
@@ -224,12 +239,10 @@ def rows_together(ops: ReplayOps) -> Iterator[None]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", each_of(TOGETHER))
-def test_rows_together_give_the_tokens_of_undrafted_decode(
-    name: str, write_model: Callable[..., Path], tmp_path: Path
-) -> None:
-    folder = write(tmp_path, name, write_model)
+def test_rows_together_give_the_tokens_of_undrafted_decode(name: str, undrafted: Undrafted) -> None:
+    folder, expected = undrafted(name, SEEDED)
     sizes = {"max_num_seqs": 3, "max_num_batched_tokens": 48}
-    with oracle_of(folder, SEEDED) as expected, rows_together(PlainReplay()):
+    with oracle_of(expected, SEEDED), rows_together(PlainReplay()):
         with LLM(str(folder), **DRAFTED, **sizes) as llm:
             alone = [answers(llm, [prompt], SEEDED)[0] for prompt in PROMPTS]
             assert alone == expected.answers, "alone"
@@ -240,7 +253,7 @@ def test_rows_together_give_the_tokens_of_undrafted_decode(
             assert [output.usage.cached_tokens for output in outputs] == expected.num_cached
             assert llm.stats().states.num_restored > 0
             assert llm.stats().scheduler.accepted_tokens > 100
-        short = {"num_pages": 13, "num_state_slots": 40, "growth_pages": 0}
+        short = {"num_pages": 11, "num_state_slots": 40, "growth_pages": 0}
         with LLM(str(folder), **{**DRAFTED, **short}) as llm:
             assert answers(llm, PROMPTS, SEEDED) == expected.answers, "short of pages"
             assert llm.stats().scheduler.num_preemptions > 0
@@ -254,7 +267,7 @@ def test_rows_together_give_the_tokens_of_undrafted_decode(
 def test_the_emulated_kernels_give_the_tokens_of_undrafted_decode(
     name: str, write_model: Callable[..., Path], tmp_path: Path
 ) -> None:
-    folder, params = write_covered(tmp_path, name, write_model), replace(GREEDY, max_tokens=16)
+    folder, params = write_covered(write_model, tmp_path, name), replace(GREEDY, max_tokens=16)
     with LLM(str(folder), **OPTIONS) as llm:
         expected = answers(llm, PROMPTS, params)
     oracle = Oracle()
@@ -274,7 +287,7 @@ def test_a_trial_with_a_macs_kernels_takes_rows_together(
 ) -> None:
     """Single rows by mlx-lm's kernels, rows of drafts by ours, attention by ours: all of them emulated."""
     folder, params = (
-        write_covered(tmp_path, "qwen3_next", write_model),
+        write_covered(write_model, tmp_path, "qwen3_next"),
         replace(GREEDY, max_tokens=16),
     )
 
