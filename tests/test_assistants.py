@@ -155,9 +155,9 @@ def test_the_emulated_metal_kernels_read_for_an_assistant(
     target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target, folder = write_agreeing_pair(tmp_path, target)
-    params = [replace(GREEDY, max_tokens=10), replace(WARM, max_tokens=8)]
+    prompts, params = PROMPTS[2:4], [replace(GREEDY, max_tokens=10), replace(WARM, max_tokens=8)]
     with LLM(str(target), num_pages=30, **OPTIONS) as llm:
-        expected = tokens(llm, PROMPTS[:2], params)
+        expected = tokens(llm, prompts, params)
     monkeypatch.setattr(
         attention, "select_backends", lambda _name, layers: [emulated_backend()] * len(layers)
     )
@@ -165,7 +165,7 @@ def test_the_emulated_metal_kernels_read_for_an_assistant(
         always_drafting(),
         LLM(str(target), num_pages=30, draft_model=str(folder), **OPTIONS) as llm,
     ):
-        found, _, num_accepted = drafted_by(llm, PROMPTS[:2], params)
+        found, _, num_accepted = drafted_by(llm, prompts, params)
     assert found == expected
     assert num_accepted > 0
 
@@ -274,8 +274,8 @@ def check_calls(dense: Dense, drafts: Sequence[_Draft]) -> int:
     "options",
     [
         {"num_pages": 40},
-        pytest.param({"num_pages": 100, "num_window_pages": 30}, marks=pytest.mark.slow),
-        pytest.param({"num_pages": 100, "num_window_pages": 0}, marks=pytest.mark.slow),
+        {"num_pages": 100, "num_window_pages": 30},
+        {"num_pages": 100, "num_window_pages": 0},
     ],
     ids=["default", "windows in a pool of their own", "one pool"],
 )
@@ -283,8 +283,7 @@ def test_logits_are_those_over_whole_texts(
     options: dict[str, int], target: Path, assistant: Path, unprobed: None
 ) -> None:
     """Of requests together and of their next turns, from cached pages and after rejected guesses."""
-    num = 2 if options["num_pages"] == 40 else 4
-    prompts, params = PROMPTS[1 : 1 + num], [replace(p, max_tokens=5 * num) for p in SAMPLING[:num]]
+    prompts, params = PROMPTS[1:3], [replace(one, max_tokens=10) for one in SAMPLING[:2]]
     with (
         always_drafting(),
         LLM(
