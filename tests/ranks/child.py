@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-_SECONDS = 400.0
+_SECONDS = 540.0  # on a machine that is busy; pytest ends a test after 600
 
 
 def print_found(found: Any) -> None:
