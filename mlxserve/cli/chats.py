@@ -101,7 +101,7 @@ def set_(
 def export_(
     file: Annotated[Path, typer.Argument(help="The new file, such as chats.json.")],
 ) -> None:
-    """Write all chats into a file, with every version of every answer."""
+    """Write all chats into a file, with every version of every answer, and your saved prompts."""
     from tui.chat_files import ChatFileError, export_file
 
     try:
@@ -121,7 +121,7 @@ def import_(
         ),
     ],
 ) -> None:
-    """Add the chats of exported files to yours. A chat that is here already is left as it is."""
+    """Add the chats and prompts of exported files to yours. What is here already is left as it is."""
     from tui.chat_files import ChatFileError, import_file
 
     failed = False

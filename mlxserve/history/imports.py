@@ -1,6 +1,6 @@
 """Reads chats that mlxserve, ChatGPT or Open WebUI has exported. Pure: writes nothing.
 
-    {"mlxserve": 1, "chats": [...]}            mlxserve: whole chats, with every version
+    {"mlxserve": 1, "chats": [...]}            mlxserve: whole chats, with every version; prompts: `prompts_file`
     {"title": ..., "messages": [...]}          mlxserve: the shown branch of one chat
     [{"title": ..., "mapping": {...}}, ...]    ChatGPT's conversations.json
     [{"title": ..., "chat": {...}}, ...]       Open WebUI

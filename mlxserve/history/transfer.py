@@ -1,4 +1,7 @@
-"""Moves chats between a store and files: imports what `imports` reads, exports all chats."""
+"""Moves chats between a store and files: imports what `imports` reads, exports all chats.
+
+The saved prompts go with them (`prompts_file`).
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,14 @@ from mlxserve.history.imports import (
     read_chat,
     title_in,
 )
+from mlxserve.history.prompts_file import (
+    PROMPTS,
+    as_members,
+    import_prompt,
+    prompts_in,
+    read_prompt,
+)
+from mlxserve.history.saved_prompts import PromptRefused
 from mlxserve.history.store import Store
 from mlxserve.system.counted import counted
 from mlxserve.system.files import open_regular, read_opened, write_new
@@ -34,12 +45,15 @@ class ImportReport:
     num_imported: int = 0
     num_present: int = 0  # chats that were in the store already
     num_refused: int = 0
+    num_prompts: int = 0  # saved prompts that were imported
     problems: list[str] = field(default_factory=list)  # sentences about refused chats
     left_out: Counter[str] = field(default_factory=Counter)  # what cannot be kept, by its kind
 
     def describe(self) -> str:
         """Describe the imported chats in a line."""
         parts = [f"{counted(self.num_imported, 'chat')} imported"]
+        if self.num_prompts:
+            parts.append(f"{counted(self.num_prompts, 'saved prompt')} imported")
         if self.num_present:
             parts.append(f"{self.num_present:,} were here already")
         if self.num_refused:
@@ -56,12 +70,21 @@ class ImportReport:
 
 
 def import_chats(store: Store, content: Any) -> ImportReport:
-    """Import the chats of a parsed file, each whole or not at all.
+    """Import the chats of a parsed file, each whole or not at all, and its saved prompts.
 
-    A chat that is in the store already is left as it is. Raises ImportRefused if there are no chats.
+    A chat or a prompt that is in the store already is left as it is. Raises ImportRefused if there are
+    none of both.
     """
     report = ImportReport()
-    for each in chats_in(content):
+    prompts = prompts_in(content)
+    if not prompts or content.get("chats") != []:
+        _import_each(store, chats_in(content), report)
+    _import_prompts(store, prompts, report)
+    return report
+
+
+def _import_each(store: Store, chats: Sequence[Any], report: ImportReport) -> None:
+    for each in chats:
         title = title_in(each)[:60]
         try:
             imported = read_chat(each)
@@ -75,7 +98,17 @@ def import_chats(store: Store, content: Any) -> ImportReport:
             report.num_imported += record is not None
             report.num_present += record is None
             report.left_out.update(imported.left_out)
-    return report
+
+
+def _import_prompts(store: Store, prompts: Sequence[Any], report: ImportReport) -> None:
+    for each in prompts:
+        try:
+            report.num_prompts += import_prompt(store.prompts, read_prompt(each))
+        except PromptRefused as error:
+            report.refuse(str(error))
+        except StoreError as error:
+            report.refuse(f"The saved prompts after it are not imported. {error}")
+            break
 
 
 def read_export(file: Path) -> Any:
@@ -96,9 +129,9 @@ def read_export(file: Path) -> Any:
 
 
 def export_chats(store: Store, file: Path) -> int:
-    """Write all chats into a new file, readable by its owner only; returns their number.
+    """Write all chats and saved prompts into a new file, readable by its owner only.
 
-    Raises OSError, also if the file exists, and StoreError.
+    Returns the number of chats. Raises OSError, also if the file exists, and StoreError.
     """
     if file.exists():
         raise FileExistsError(f"{file} exists")
@@ -112,4 +145,4 @@ def _pieces(store: Store, ids: Sequence[int]) -> Iterator[bytes]:
     for number, chat_id in enumerate(ids):
         text = as_whole(store.chat(chat_id), store.messages(chat_id))
         yield (",\n" if number else "\n").encode() + text.encode()
-    yield b"\n]}\n"
+    yield f'\n], "{PROMPTS}": [\n{as_members(store.prompts.all())}\n]}}\n'.encode()

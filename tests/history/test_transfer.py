@@ -85,6 +85,67 @@ def test_a_chat_that_is_there_is_left_as_it_is(store: Store, tmp_path: Path) -> 
     assert content(store) == before
 
 
+def test_saved_prompts_are_exported_and_imported(
+    store: Store, other: Store, tmp_path: Path
+) -> None:
+    filled(store)
+    store.prompts.save("Pirate", "Talk like\na pirate – „so“.", {"temperature": 0.5, "seed": 7})
+    store.prompts.save("Coder", "", {"effort": "low"})
+    other.prompts.save("Coder", "My own one.", {})
+    export_chats(store, tmp_path / "chats.json")
+    content = read_export(tmp_path / "chats.json")
+    assert import_chats(other, content).describe() == "2 chats imported; 2 saved prompts imported"
+    prompts = {each.name: (each.system, each.sampling) for each in other.prompts.all()}
+    assert prompts == {
+        "Pirate": ("Talk like\na pirate – „so“.", {"temperature": 0.5, "seed": 7}),
+        "Coder": ("My own one.", {}),
+        "Coder (2)": ("", {"effort": "low"}),
+    }
+    again = import_chats(other, content).describe()
+    assert again == "0 chats imported; 2 were here already"
+    assert len(other.prompts.all()) == 3
+
+
+def test_prompts_without_a_chat_are_exported_and_imported(
+    store: Store, other: Store, tmp_path: Path
+) -> None:
+    store.prompts.save("x" * 60, "One", {})
+    other.prompts.save("x" * 60, "Two", {})
+    assert export_chats(store, tmp_path / "chats.json") == 0
+    report = import_chats(other, read_export(tmp_path / "chats.json"))
+    assert report.describe() == "0 chats imported; 1 saved prompt imported"
+    assert [each.name for each in other.prompts.all()] == ["x" * 56 + " (2)", "x" * 60]
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        *(7, None, [], {}, {"name": " "}, {"name": 3}, {"name": "a", "system": 3}),
+        {"name": "a", "sampling": [1]},
+        {"name": "a", "sampling": {"temperature": "hot"}},
+        {"name": "a", "sampling": {"top_k": 2**70}},
+        {"name": "a", "sampling": {"seed": True}},
+        {"name": "a", "sampling": {"temperature": float("inf")}},
+        {"name": "a", "sampling": {"unknown": 1}},
+        {"name": "a", "sampling": {"effort": "x" * 999}},
+        {"name": "a", "system": "x" * 300_000},
+    ],
+)
+def test_a_bad_prompt_is_refused_and_the_others_are_imported(store: Store, prompt: Any) -> None:
+    good = {"name": "Good", "system": "Be\ud800 good."}
+    report = import_chats(store, {"chats": [chatgpt()], "prompts": [prompt, good]})
+    assert (report.num_imported, report.num_prompts, report.num_refused) == (1, 1, 1)
+    assert len(report.problems) == 1
+    assert [each.system for each in store.prompts.all()] == ["Be\ufffd good."]
+
+
+def test_no_more_prompts_are_imported_than_may_be_saved(store: Store) -> None:
+    prompts = [{"name": f"{number}"} for number in range(101)]
+    report = import_chats(store, {"chats": [], "prompts": prompts})
+    assert (report.num_prompts, report.num_refused) == (100, 1)
+    assert "Delete one of them first" in report.problems[0]
+
+
 def test_an_export_replaces_no_file(store: Store, tmp_path: Path) -> None:
     (tmp_path / "chats.json").write_text("mine")
     with pytest.raises(FileExistsError):
