@@ -5,6 +5,10 @@
                        │ every 0.07 s, if some want the text itself: that
                        └ every 0.5 s: the store
 
+An event costs some 20 bytes on the wire beside its text, also when it is compressed. So in a long
+answer of a slow model an event waits, for half a second at most, until it has a few words: 50 kB at
+ten tokens a second cost 75 to 105 kB, and 240 kB with an event for each token.
+
 The model is asked by a request to this server (`InProcess`). The answer ends when the model ends it,
 when a follower stops it, or with the server; the client that began it may leave.
 """
@@ -48,6 +52,9 @@ logger = logging.getLogger(__name__)
 MAX_ROUNDS = 25  # of tool calls
 PUBLISH_INTERVAL = 0.25  # seconds between events of a growing text
 TEXT_INTERVAL = 0.07  # the same for those who get it unparsed
+MIN_PIECE = 20  # characters that are worth an event
+MAX_WAIT = 0.5  # seconds that fewer characters wait for more
+_UNPACED = 2_000  # characters of an answer whose pieces do not wait
 SAVE_INTERVAL = 0.5  # seconds between writes to the store
 _TOUCH_INTERVAL = 5.0  # seconds between writes of an answer that does not change
 _MAX_SAVES = 20  # tries to store the end of an answer
@@ -296,18 +303,26 @@ class AnswerWriter:
     async def _publish_often(self) -> None:
         taken = 0.0  # seconds of the last time: parsing takes a third of the time at most
         while True:
-            await asyncio.sleep(max(PUBLISH_INTERVAL, 2 * taken))
+            await self._until_due(TextForm.BLOCKS, max(PUBLISH_INTERVAL, 2 * taken))
             started = time.monotonic()
-            if self._feed.has_followers(TextForm.BLOCKS):
-                with contextlib.suppress(QueueFull):  # the next time has all of it
-                    await self._published.publish(self._feed, self._run)
+            with contextlib.suppress(QueueFull):  # the next time has all of it
+                await self._published.publish(self._feed, self._run)
             taken = time.monotonic() - started
 
     async def _publish_text_often(self) -> None:
         while True:
-            await asyncio.sleep(TEXT_INTERVAL)
-            if self._feed.has_followers(TextForm.TEXT):
-                self._published.publish_text(self._feed)
+            await self._until_due(TextForm.TEXT, TEXT_INTERVAL)
+            self._published.publish_text(self._feed)
+
+    async def _until_due(self, form: TextForm, pause: float) -> None:
+        """Wait `pause` seconds, and then until followers of this form lack enough for an event."""
+        waited = 0.0
+        while True:
+            await asyncio.sleep(pause)
+            waited += pause
+            if self._feed.has_followers(form) and self._published.is_due(form, waited):
+                return
+            pause = TEXT_INTERVAL
 
     async def _finish(self) -> None:
         """Store the end of the answer, and tell the followers."""
@@ -401,6 +416,20 @@ class _Published:
         self._text = ""  # of the blocks
         self._thinking = dict.fromkeys(TextForm, "")
         self._plain = ""  # what those have who get the text
+
+    def is_due(self, form: TextForm, waited: float) -> bool:
+        """True if the followers of a form lack so much that an event is worth its bytes.
+
+        waited: seconds since the last event
+        """
+        answer, thinking = self._answer, self._thinking[form]
+        if answer.rounds != self._rounds:
+            return True
+        num_sent = len(self._text if form is TextForm.BLOCKS else self._plain) + len(thinking)
+        num_new = len(answer.text) + len(answer.thinking) - num_sent
+        if waited >= MAX_WAIT or num_sent < _UNPACED:
+            return num_new > 0
+        return num_new >= MIN_PIECE
 
     async def publish(self, feed: ChatFeed, fairly: Any, *, is_whole: bool = False) -> None:
         """Publish what the followers of blocks do not have. Raises QueueFull."""

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from mlxserve.api.chats.feed import TextForm, TooSlow
 from mlxserve.api.chats.live_chats import LiveChat
 from mlxserve.api.errors import ApiError
+from mlxserve.api.server.compression import GzipStream, accepts_gzip
 from mlxserve.api.server.drain import Drain
 from mlxserve.api.server.sse import EventStream, Write, named_event
 
@@ -28,6 +29,8 @@ def event_stream(
 ) -> Response:
     """Send the state, or what the client missed by its `Last-Event-ID`, then what happens.
 
+    Compressed for those who take that: most of an event of a few words is its frame.
+
     Raises ApiError 429.
     """
     if request.method == "HEAD":
@@ -42,6 +45,8 @@ def event_stream(
         partial(_follow, chat, drain, waiter, place, begin),
         close=close,
         failure=lambda error: named_event("error", error.body()),
+        headers={"vary": "accept-encoding"},
+        gzip=GzipStream() if accepts_gzip(request.headers) else None,
     )
 
 

@@ -19,6 +19,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from mlxserve.api.errors import ApiError, encode_json
+from mlxserve.api.server.compression import GZIP_HEADERS, GzipStream
 from mlxserve.api.server.in_flight import EarlyEnd, early_end
 
 DONE = b"data: [DONE]\n\n"
@@ -90,6 +91,7 @@ class EventStream(Response):
     close: runs however the response ends, even if `produce` never ran
     failure: makes the last event if the server has to end the request early
     keepalive: makes the event that is sent after `interval` seconds without one
+    gzip: compresses the stream; None to send it as it is
     """
 
     def __init__(
@@ -102,11 +104,14 @@ class EventStream(Response):
         keepalive: Callable[[], bytes] = lambda: KEEPALIVE,
         interval: float = KEEPALIVE_INTERVAL,
         framing: StreamFormat = EVENTS,
+        gzip: GzipStream | None = None,
     ) -> None:
         self.status_code = 200
         self.background = None
-        self.init_headers({**EVENT_HEADERS, "content-type": framing.media_type, **(headers or {})})
-        self._framing = framing
+        own = {"content-type": framing.media_type, **(GZIP_HEADERS if gzip else {})}
+        self.init_headers({**EVENT_HEADERS, **own, **(headers or {})})
+        self._skipped = gzip.skipped if gzip else framing.skipped
+        self._gzip = gzip
         self._produce = produce
         self._close = close
         self._failure = failure
@@ -114,14 +119,17 @@ class EventStream(Response):
         self._interval = interval
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope[_SKIPPED] = self._framing.skipped
         gone = asyncio.ensure_future(until_disconnect(receive))
         end = early_end(scope)
         producing: asyncio.Future[None] | None = None
         is_closed = False
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            body = _Body(send, gone)
+            if self._gzip:
+                head = self._gzip.encode(b"")
+                await send({"type": "http.response.body", "body": head, "more_body": True})
+            scope[_SKIPPED] = self._skipped  # from here on: nothing may come before gzip's header
+            body = _Body(send, gone, self._gzip)
             # One task for all events: a task and a timer for each would cost more than the event.
             producing = asyncio.ensure_future(self._produce(body.write))
             await self._watch(body, producing, gone, end)
@@ -133,7 +141,8 @@ class EventStream(Response):
                 with contextlib.suppress(ClientDisconnect):
                     await body.write(self._failure(end.result()))
             if producing.done():
-                await send({"type": "http.response.body", "body": b"", "more_body": False})
+                last = self._gzip.end() if self._gzip else b""
+                await send({"type": "http.response.body", "body": last, "more_body": False})
         finally:
             await _end(gone)
             if producing is not None:
@@ -172,18 +181,20 @@ class EventStream(Response):
 class _Body:
     """The body of a running response, and the time of its last write."""
 
-    def __init__(self, send: Send, gone: asyncio.Future[None]) -> None:
+    def __init__(self, send: Send, gone: asyncio.Future[None], gzip: GzipStream | None) -> None:
         self.is_sending = False
         self.sent_at = time.monotonic()
         self._send = send
         self._gone = gone
+        self._gzip = gzip
 
     async def write(self, events: bytes) -> None:
         """Send events. Raises ClientDisconnect: a lost connection swallows writes without an error."""
         if not events:
             return
         self.is_sending = True
-        await self._send({"type": "http.response.body", "body": events, "more_body": True})
+        body = self._gzip.encode(events) if self._gzip else events
+        await self._send({"type": "http.response.body", "body": body, "more_body": True})
         self.is_sending = False
         self.sent_at = time.monotonic()
         if self._gone.done():

@@ -59,8 +59,8 @@ class Follower:
                 self._socket = reply.extensions["network_stream"].get_extra_info("socket")
                 assert reply.status_code == 200, reply.read()
                 rest = b""
-                for piece in reply.iter_raw():
-                    self.num_bytes += len(piece)
+                for piece in reply.iter_bytes():
+                    self.num_bytes = reply.num_bytes_downloaded
                     *parts, rest = (rest + piece).split(b"\n\n")
                     for part in parts:
                         self._take(part.decode())

@@ -1,11 +1,20 @@
 import asyncio
+import zlib
 from typing import Any
 
 import pytest
 
 from mlxserve.api.errors import ApiError
+from mlxserve.api.server.compression import GzipStream
 from mlxserve.api.server.in_flight import InFlight
-from mlxserve.api.server.sse import KEEPALIVE, EventStream, Write, event, named_event
+from mlxserve.api.server.sse import (
+    KEEPALIVE,
+    EventStream,
+    Write,
+    event,
+    named_event,
+    skipped_by,
+)
 
 
 class Client:
@@ -197,5 +206,61 @@ def test_a_cancelled_reply_closes_the_answers() -> None:
         with pytest.raises(asyncio.CancelledError):
             await reply
         assert (source.ended, source.closed) == (1, 1)
+
+    asyncio.run(run())
+
+
+def test_a_compressed_event_can_be_read_when_it_is_sent_whatever_comes_between() -> None:
+    async def run() -> None:
+        client, silence = Client(), asyncio.Event()
+        source, scope = Source(b"one", silence, b"two"), dict[str, Any]()
+        compressed = EventStream(
+            source.produce,
+            close=source.close,
+            failure=lambda error: event(error.message),
+            interval=0.01,
+            gzip=GzipStream(),
+        )
+        running = asyncio.ensure_future(compressed(scope, client.receive, client.send))
+        reader, texts = zlib.decompressobj(16 + zlib.MAX_WBITS), [b""]
+        num_read = 0
+        while not running.done():
+            client.got.clear()
+            for body in client.bodies[num_read:]:
+                num_read += 1
+                texts.append(reader.decompress(body))
+                # What the connection writes to see whether its client is there.
+                assert reader.eof or reader.decompress(skipped_by(scope)) == b""
+            if KEEPALIVE in texts:
+                silence.set()
+            await asyncio.wait(
+                {running, got := asyncio.ensure_future(client.got.wait())}, timeout=5
+            )
+            got.cancel()
+        await running
+        texts += [reader.decompress(body) for body in client.bodies[num_read:]]
+        sent = [text for text in texts if text not in (b"", KEEPALIVE)]
+        assert (sent, KEEPALIVE in texts, reader.eof) == ([b"one", b"two"], True, True)
+        headers = dict(client.sent[0]["headers"])
+        assert headers[b"content-encoding"] == b"gzip"
+
+    asyncio.run(run())
+
+
+def test_nothing_is_written_between_events_before_the_header_of_gzip() -> None:
+    async def run() -> None:
+        scope = dict[str, Any]()
+        at_each_send: list[bytes] = []
+
+        async def send(_message: Any) -> None:
+            at_each_send.append(skipped_by(scope))
+
+        source = Source(b"one")
+        compressed = EventStream(
+            source.produce, close=source.close, failure=lambda _: b"", gzip=GzipStream()
+        )
+        await compressed(scope, Client().receive, send)
+        assert at_each_send[:2] == [b"", b""]
+        assert set(at_each_send[2:]) == {GzipStream.skipped}
 
     asyncio.run(run())
