@@ -23,6 +23,7 @@ from mlxserve.api.bodies.json_body import body_size
 from mlxserve.api.bodies.request_body import RequestBody, StrictModel
 from mlxserve.api.chats.forms import card_of, sent_form
 from mlxserve.api.chats.live_chats import LiveChats
+from mlxserve.api.entity_tags import is_known, tag_of
 from mlxserve.api.errors import ApiError, invalid_value, json_response
 from mlxserve.api.fair_work import run_fairly
 from mlxserve.api.native.forgetting import DeletedConversations, Forgetting, PromptSettings
@@ -220,7 +221,10 @@ class Chats:
         ]
 
     async def index(self, request: Request) -> Response:
-        """Lists chats, the most recent first, or those whose messages contain the words of `search`."""
+        """Lists chats, the most recent first, or those whose messages contain the words of `search`.
+
+        The list of all chats has a tag, and is not sent again to a client that names it.
+        """
         words = request.query_params.get("search", "")
         if words.strip():
 
@@ -228,13 +232,18 @@ class Chats:
                 return _cards_of(store.search(words[:MAX_TITLE], max_characters=MAX_PAGE))
 
             cards = await self._call(request, search, reads=1.0)
-        else:
+            return json_response({"object": "list", "data": cards})
 
-            def chats(store: Store) -> list[dict[str, Any]]:
-                return [card_of(chat) for chat in store.chats(max_characters=MAX_PAGE)]
+        def chats(store: Store) -> tuple[list[ChatRecord], str]:
+            found = store.chats(max_characters=MAX_PAGE)
+            return found, tag_of(repr(found).encode())
 
-            cards = await self._call(request, chats, nbytes=MAX_PAGE)
-        return json_response({"object": "list", "data": cards})
+        found, tag = await self._call(request, chats, nbytes=MAX_PAGE)
+        if is_known(request.headers, tag):
+            return Response(status_code=304, headers={"etag": tag})
+        return json_response(
+            {"object": "list", "data": list(map(card_of, found))}, 200, {"etag": tag}
+        )
 
     async def create(self, request: Request, body: NewChatRequest) -> Response:
         """Begins a chat. Its title is the start of the given words."""

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import gzip
 from functools import cache
-from hashlib import blake2b
 from importlib.resources import files
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+
+from mlxserve.api.entity_tags import is_known, tag_of
+from mlxserve.api.server.compression import GZIP_HEADERS, accepts_gzip
 
 _TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
 _POLICY = (
@@ -36,7 +38,6 @@ _HEADERS = {
     "cache-control": "no-cache",
     "vary": "accept, accept-encoding",
 }
-_GZIP = {"content-encoding": "gzip"}
 
 
 class WebPage:
@@ -45,10 +46,7 @@ class WebPage:
     def __init__(self) -> None:
         folder = files("mlxserve.api.page").joinpath("files")
         self._files = {file.name: file.read_bytes() for file in folder.iterdir()}
-        self._tags = {
-            name: f'"{blake2b(content, digest_size=8).hexdigest()}"'
-            for name, content in self._files.items()
-        }
+        self._tags = {name: tag_of(content) for name, content in self._files.items()}
 
     def routes(self) -> list[Route]:
         return [
@@ -70,14 +68,13 @@ class WebPage:
     def _reply(self, request: Request, name: str) -> Response:
         """Send a file, compressed to a third for browsers, which all name gzip without a weight."""
         tag, content = self._tags[name], self._files[name]
-        # Weak: one tag for the file and for its compressed form.
-        headers = {**_HEADERS, "etag": f"W/{tag}"}
-        if tag in _tags_of(request.headers.get("if-none-match", "")):
+        headers = {**_HEADERS, "etag": tag}
+        if is_known(request.headers, tag):
             return Response(status_code=304, headers=headers)
         kind = _TYPES[name.rpartition(".")[2]]
-        accepted = request.headers.get("accept-encoding", "").split(",")
-        if "gzip" in (each.strip() for each in accepted):
-            return Response(_compressed(content), media_type=kind, headers={**headers, **_GZIP})
+        if accepts_gzip(request.headers):
+            headers |= GZIP_HEADERS
+            content = _compressed(content)
         return Response(content, media_type=kind, headers=headers)
 
 
@@ -85,8 +82,3 @@ class WebPage:
 def _compressed(content: bytes) -> bytes:
     """Compress a file once. Nothing of a request is in it, so its size tells nothing of one."""
     return gzip.compress(content, mtime=0)
-
-
-def _tags_of(header: str) -> list[str]:
-    """Return the tags of an If-None-Match header, weak or not."""
-    return [tag.strip().removeprefix("W/") for tag in header.split(",")]

@@ -386,3 +386,35 @@ def test_a_list_of_chats_ends_at_its_size(
         added(page, number, text="walrus")
     assert len(page.get(CHATS).json()["data"]) == 2
     assert len(page.get(CHATS, params={"search": "walrus"}).json()["data"]) == 2
+
+
+def test_the_list_is_sent_again_only_after_a_change(with_key: TestClient) -> None:
+    first = with_key.get(CHATS)
+    tags = [first.headers["etag"]]
+    chat = f"{CHATS}/{with_key.post(CHATS, json={'title': 'One'}).json()['id']}"
+    question = {"role": "user", "text": "Why?"}
+
+    def same(tag: str, **headers: str) -> httpx.Response:
+        return with_key.get(CHATS, headers={"if-none-match": tag, **headers})
+
+    for change in (
+        lambda: None,  # the chat that was made
+        lambda: with_key.post(f"{chat}/messages", json=question),
+        lambda: with_key.patch(chat, json={"title": "Two"}),
+        lambda: with_key.patch(chat, json={"system": "Be brief."}),
+        lambda: with_key.patch(chat, json={"is_pinned": True}),
+        lambda: with_key.patch(chat, json={"folder": "Work"}),
+        lambda: with_key.delete(chat),
+    ):
+        change()
+        reply = same(tags[-1])
+        assert reply.status_code == 200
+        assert reply.json() == with_key.get(CHATS).json()
+        tags.append(reply.headers["etag"])
+        for known in (tags[-1], f'"another", {tags[-1].removeprefix("W/")}'):
+            reply = same(known)
+            assert (reply.status_code, reply.content, reply.headers["etag"]) == (304, b"", tags[-1])
+    assert tags[-1] == tags[0], "the list is empty again"
+    assert len(set(tags)) == len(tags) - 1
+    assert same(tags[1], **BOB).json()["data"] == []
+    assert "etag" not in with_key.get(CHATS, params={"search": "one"}).headers
