@@ -30,7 +30,7 @@ def message_tags() -> set[str]:
     """Of every element that a message can have: of its text, and of what stands around it."""
     made = {
         tag
-        for name in ("markdown.js", "message.js", "pictures.js")
+        for name in ("markdown.js", "message.js")
         for tag in re.findall(r'\belement\("(\w+)"', FILES[name])
     }
     return {*MARKDOWN_TAGS, *MATH_TAGS, *made, "button"}

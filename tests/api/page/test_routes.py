@@ -17,6 +17,7 @@ FILES = {
     file.name: file.read_text(encoding="utf-8")
     for file in files("mlxserve.api.page").joinpath("files").iterdir()
 }
+MAX_FIRST_VISIT = 120_000  # bytes, uncompressed
 TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
 
 
@@ -64,9 +65,26 @@ def test_every_file_that_a_file_names_is_there() -> None:
     named = {
         name
         for text in FILES.values()
-        for name in re.findall(r'(?:from "\./|"/page/)([\w.]+)"', text)
+        for name in re.findall(r'(?:from "\./|import\("\./|"/page/)([\w.]+)"', text)
     }
     assert named == FILES.keys() - {"index.html"}
+
+
+def first_visit() -> dict[str, int]:
+    """The files that a browser fetches for the page as it opens, and their sizes in bytes."""
+    names, sizes = ["index.html"], dict[str, int]()
+    while names:
+        text = FILES[name := names.pop()]
+        sizes[name] = len(text.encode())
+        fetched = re.findall(r'(?:from "\./|"/page/)([\w.]+)"', text)
+        names += [each for each in fetched if each not in sizes and each not in names]
+    return sizes
+
+
+def test_a_first_visit_fetches_less_than_120_kB() -> None:
+    sizes = first_visit()
+    assert {"index.html", "page.css", "main.js", "chat.js", "markdown.js"} <= sizes.keys()
+    assert sum(sizes.values()) < MAX_FIRST_VISIT, sizes
 
 
 @pytest.mark.parametrize("path", ["/", "/page/main.js", "/page/page.css"])

@@ -19,12 +19,16 @@ export async function ask(path, options = {}) {
   if (key) headers.authorization = "Bearer " + key;
   if (options.body) headers["content-type"] = "application/json";
   const reply = await fetch(path, { ...options, headers, cache: "no-store" });
-  if (reply.ok) { onKeyWanted(false); return reply; }
+  if (reply.ok || reply.status === 304) { onKeyWanted(false); return reply; }
   if (reply.status === 401) onKeyWanted(true);
   let message = "HTTP " + reply.status;
   try { message = (await reply.json()).error.message; } catch { /* not JSON: the status has to do */ }
   throw new Refused(reply.status, message);
 }
+
+export const json = async (reply) => (await reply).json();
+
+export const reasonOf = (error) => (error instanceof Refused ? error.message : "The server does not answer.");
 
 export const send = (method, path, body, options = {}) =>
   ask(path, { ...options, method, body: JSON.stringify(body) });

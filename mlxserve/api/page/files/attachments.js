@@ -1,28 +1,29 @@
 // Files that are sent with a message, as the terminal sends them: a text as a name and a block of code, an
 // image as itself, and a document as the text that the server reads in it.
 
-import { send } from "./api.js";
-import { dataUrl, isPicture, picture, thumbnail } from "./pictures.js";
-import { $, button, element, visible } from "./show.js";
+import { json, send } from "./api.js";
+import { thumbnail } from "./message.js";
+import { $, button, element, on, visible } from "./show.js";
 import { isDocument } from "./tree.js";
 
 const MAX_SIZE = 256 * 1024;
 const MAX_DOCUMENT = 32 << 20;
 const DOCUMENTS = /\.(pdf|docx|html?)$/i;
+const PICTURES = ["image/png", "image/jpeg", "image/webp", "image/gif"];
 const MAX_IMAGES = 16; // of one message
 let attached = []; // { name, text } or { name, url }
 let blind = ""; // the model, if it is known to read text only
 
 export function serve({ id, capabilities }) {
   blind = capabilities && !capabilities.includes("vision") ? id : "";
-  $("attach").setAttribute("aria-label", blind ? "Attach documents" : "Attach documents or images");
+  $("attach").ariaLabel = blind ? "Attach documents" : "Attach documents or images";
 }
 
 export async function attach(files) {
   const problems = [];
   for (const file of files) {
     try {
-      if (isPicture(file)) {
+      if (PICTURES.includes(file.type)) {
         attached.push(await readPicture(file));
         continue;
       }
@@ -52,15 +53,21 @@ async function shortText(file) {
 
 async function readDocument(file) {
   if (file.size > MAX_DOCUMENT) throw new Error("is larger than 32 MiB");
-  if (attached.filter((one) => one.url).length >= MAX_IMAGES) throw new Error(`is more than ${MAX_IMAGES} files`);
+  requireRoom("files");
+  const { dataUrl } = await import("./pictures.js");
   const data = (await dataUrl(file)).split(",")[1] ?? "";
-  const { url } = await (await send("POST", "/api/v1/documents", { name: file.name.slice(-200), data })).json();
+  const { url } = await json(send("POST", "/api/v1/documents", { name: file.name.slice(-200), data }));
   return { name: file.name, url };
+}
+
+function requireRoom(kind) {
+  if (images().length >= MAX_IMAGES) throw new Error(`is more than ${MAX_IMAGES} ${kind}`);
 }
 
 async function readPicture(file) {
   if (blind) throw new Error(`is an image, and ${blind} reads text only`);
-  if (attached.filter((one) => one.url).length >= MAX_IMAGES) throw new Error(`is more than ${MAX_IMAGES} images`);
+  requireRoom("images");
+  const { picture } = await import("./pictures.js");
   try {
     return await picture(file);
   } catch {
@@ -68,18 +75,19 @@ async function readPicture(file) {
   }
 }
 
-// The images of a message that is edited, or was not sent.
+// The images of a message that was not sent.
 export function hold(images) {
   attached.push(...images.filter(({ url }) => !attached.some((one) => one.url === url)));
   drawAttached();
 }
 
-export const images = () => attached.filter((one) => one.url);
-
-export function clear() {
+// Those of a message that is edited, instead of what was attached.
+export function replace(images) {
   attached = [];
-  drawAttached();
+  hold(images);
 }
+
+export const images = () => attached.filter((one) => one.url);
 
 function drawAttached(problems = []) {
   $("attached").hidden = !attached.length && !problems.length;
@@ -91,30 +99,30 @@ function drawAttached(problems = []) {
 
 // The text with the files below it, and the images; they are then attached no more.
 export function withFiles(text) {
-  const images = attached.filter((one) => one.url);
+  const pictures = images();
   const blocks = attached.filter((one) => !one.url).map(({ name, text: content }) => {
     const longest = Math.max(0, ...[...content.matchAll(/`+/g)].map(([run]) => run.length));
     const fence = "`".repeat(Math.max(3, longest + 1));
     const suffix = name.includes(".") ? name.slice(name.lastIndexOf(".") + 1) : "";
     return `${name}:\n${fence}${suffix}\n${content.trimEnd()}\n${fence}`;
   });
-  clear();
-  return { text: [text, ...blocks].filter(Boolean).join("\n\n"), images };
+  replace([]);
+  return { text: [text, ...blocks].filter(Boolean).join("\n\n"), images: pictures };
 }
 
 export function start() {
-  $("attach").addEventListener("click", () => $("files").click());
-  $("files").addEventListener("change", async () => {
+  on("attach", "click", () => $("files").click());
+  on("files", "change", async () => {
     await attach($("files").files);
     $("files").value = "";
   });
-  $("text").addEventListener("paste", (event) => {
+  on("text", "paste", (event) => {
     if (!event.clipboardData.files.length) return;
     event.preventDefault();
     attach(event.clipboardData.files);
   });
-  $("chat").addEventListener("dragover", (event) => event.preventDefault());
-  $("chat").addEventListener("drop", (event) => {
+  on("chat", "dragover", (event) => event.preventDefault());
+  on("chat", "drop", (event) => {
     event.preventDefault();
     attach(event.dataTransfer.files);
   });

@@ -1,6 +1,6 @@
 // The open chat on the screen: asking, what the server tells of it, the queue, versions, and an empty page's words.
 
-import { Refused } from "./api.js";
+import { Refused, reasonOf } from "./api.js";
 import * as attachments from "./attachments.js";
 import * as compare from "./compare.js";
 import { downloaded, offer } from "./download.js";
@@ -10,7 +10,7 @@ import { draw, drawText, elementOf, whenParsed } from "./message.js";
 import { keep, toEnd, toWords } from "./place.js";
 import * as prompts from "./prompts.js";
 import { sampling } from "./sampling.js";
-import { $, arrange, button, count, element, say, tell, wait } from "./show.js";
+import { $, arrange, button, count, element, note, on, say, tell, wait } from "./show.js";
 import * as store from "./store.js";
 import * as tools from "./tools.js";
 import { Chat } from "./tree.js";
@@ -59,22 +59,17 @@ export async function setSystem(text) {
   if (chat.id !== null) await attempt(() => store.saveSystem(chat));
 }
 
-// What fails is said below the messages. True if nothing did.
+// What fails is said below the messages.
 async function attempt(work) {
   try {
     await work();
-    $("unsaved").hidden = true;
-    return true;
+    unsaved("");
   } catch (error) {
-    unsaved(error instanceof Refused ? error.message : "the server does not answer");
-    return false;
+    unsaved(reasonOf(error));
   }
 }
 
-function unsaved(problem) {
-  $("unsaved").textContent = problem && "This chat is not saved: " + problem;
-  $("unsaved").hidden = !problem;
-}
+const unsaved = (problem) => note("unsaved", problem && "This chat is not saved: " + problem);
 
 // ---- addresses: #12 is a chat, #12/345 a message of it
 
@@ -119,8 +114,7 @@ export async function open(id, messageId = null, words = "") { // at a message t
     chat.showBranch(hit);
     await saveLeaf(before);
   }
-  $("text").value = drafts.draftOf(chat);
-  fit();
+  write(drafts.draftOf(chat));
   drawChat();
   sought = null;
   if (hit) seek(hit, words); else toEnd();
@@ -278,7 +272,7 @@ function drawQueue() {
   $("queue").hidden = !queue.length;
   $("queue").replaceChildren(...queue.map(({ text }, number) => element("li", "", "Next: " + text.slice(0, 80) + " ",
     button("Remove", () => { queue.splice(number, 1); drawQueue(); }, "Remove this message"))));
-  $("composer").ariaBusy = String(asking > 0);
+  $("composer").ariaBusy = asking > 0;
   $("stop").hidden = !isBusy;
   $("send").textContent = isBusy ? "Queue" : "Send";
 }
@@ -314,7 +308,7 @@ async function begin(body, asked = null, isTyped = false) {
     }
     if (!open.known.has(answer.id)) open.leaf = open.take({ ...answer, blocks: [] }); // else its events came first
     if (refused && question && refused.parent?.id === question.id) give(asked);
-    $("unsaved").hidden = true;
+    unsaved("");
   } catch (error) {
     if (open === chat) await notBegun(open, asked, error);
     return;
@@ -337,8 +331,7 @@ async function created(open, text) {
 
 async function notBegun(open, asked, error) {
   if (asked) give(asked);
-  if (!(error instanceof Refused)) unsaved("the server does not answer");
-  else if (error.status !== 409) unsaved(error.message);
+  if (error.status !== 409) unsaved(reasonOf(error));
   else { // both sides are shown: what was written elsewhere, and what was not sent
     await attempt(() => store.readAgain(open));
     tell("This chat has gone on elsewhere, as shown above. What you wrote was not sent; send it again to add it below.");
@@ -385,8 +378,7 @@ function returnQueue() { // nothing is sent that was not meant for what is there
 
 function give({ text, images }) {
   attachments.hold(images);
-  if (text) $("text").value = [$("text").value, text].filter(Boolean).join("\n\n");
-  fit();
+  write([$("text").value, text].filter(Boolean).join("\n\n"));
   keepDraft();
 }
 
@@ -437,10 +429,8 @@ function edit(message) {
   const before = edited ?? { draft: $("text").value, images: attachments.images() };
   edited = { ...before, message };
   $("editing").hidden = false;
-  attachments.clear();
-  attachments.hold(message.images);
-  $("text").value = message.text;
-  fit();
+  attachments.replace(message.images);
+  write(message.text);
   $("text").focus();
 }
 
@@ -448,10 +438,8 @@ function endEdit() { // what stood in the composer before is there again
   const { draft, images } = edited;
   edited = null;
   $("editing").hidden = true;
-  attachments.clear();
-  attachments.hold(images);
-  $("text").value = draft;
-  fit();
+  attachments.replace(images);
+  write(draft);
 }
 
 function leave() { // a running answer goes on in the server
@@ -459,7 +447,7 @@ function leave() { // a running answer goes on in the server
   if (edited) endEdit();
   drafts.keep(chat);
   drafts.flush();
-  attachments.clear();
+  attachments.replace([]);
   prompts.left();
   leaveFeed();
   tools.close();
@@ -471,8 +459,7 @@ function empty() { // a chat that is not on the server yet
   opening++;
   leave();
   chat = new Chat();
-  $("text").value = drafts.draftOf(chat);
-  fit();
+  write(drafts.draftOf(chat));
   followChat();
   onShown();
   drawChat();
@@ -482,6 +469,11 @@ function empty() { // a chat that is not on the server yet
 export function newChat() {
   empty();
   address(null);
+}
+
+function write(text) { // into the composer
+  $("text").value = text;
+  fit();
 }
 
 function fit() { // the composer grows with its text
@@ -495,17 +487,16 @@ function keepDraft() { // an edited question is none
 }
 
 export function start() {
-  $("composer").addEventListener("submit", (event) => {
+  on("composer", "submit", (event) => {
     event.preventDefault();
     if (!model) return;
     const asked = attachments.withFiles($("text").value.trim());
     if (!asked.text && !asked.images.length) return;
-    if (!edited) $("text").value = "";
-    fit();
+    if (!edited) write("");
     submit(asked);
   });
-  $("text").addEventListener("input", () => { fit(); keepDraft(); });
-  $("text").addEventListener("keydown", (event) => {
+  on("text", "input", () => { fit(); keepDraft(); });
+  on("text", "keydown", (event) => {
     if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
     event.preventDefault();
     $("composer").requestSubmit();
@@ -518,9 +509,9 @@ export function start() {
   whenParsed((message) => {
     if (message === sought?.message) toWords(elementOf(message), sought.words);
   });
-  $("stop").addEventListener("click", stop);
-  $("edit-cancel").addEventListener("click", endEdit);
-  $("new").addEventListener("click", newChat);
+  on("stop", "click", stop);
+  on("edit-cancel", "click", endEdit);
+  on("new", "click", newChat);
   addEventListener("popstate", go);
   addEventListener("beforeunload", (event) => { // the browser asks whether to lose what the server does not have yet
     if (asking) event.preventDefault();
@@ -530,8 +521,7 @@ export function start() {
     keepDraft();
     drafts.leave();
   });
-  $("text").value = location.hash ? "" : drafts.draftOf(chat);
-  fit();
+  write(location.hash ? "" : drafts.draftOf(chat));
   drawChat();
   $("text").focus();
 }

@@ -2,7 +2,7 @@
 // answer, from either of which the chat goes on. The second begins once the first has ended, so that neither slows
 // the other.
 
-import { $, arrange, button, element } from "./show.js";
+import { $, arrange, button, element, offer, on } from "./show.js";
 
 const STORED = "mlxserve-second";
 let first = ""; // the chat's model
@@ -13,11 +13,10 @@ const drawn = new WeakMap(); // question -> its columns, answer -> its column
 const second = () => $("second").value;
 
 // The server's models, and the one that is chosen.
-export function offer(names, chosen) {
+export function serve(names, chosen) {
   const others = names.filter((one) => one !== chosen);
   const before = second() || sessionStorage.getItem(STORED);
-  if (others.join("\n") !== Array.from($("second").options, ({ value }) => value).slice(1).join("\n"))
-    $("second").replaceChildren(new Option("none", ""), ...others.map((one) => new Option(one, one)));
+  offer("second", [new Option("none", ""), ...others.map((one) => new Option(one, one))]);
   $("second").value = others.includes(before) ? before : "";
   $("second-choice").hidden = !others.length;
   if (first !== chosen) { first = chosen; show(); }
@@ -73,18 +72,18 @@ function column(one, isShown, shown, choose) {
     drawn.set(one, made);
   }
   const made = drawn.get(one), [head] = made.children;
-  head.lastChild.ariaPressed = String(isShown);
+  head.lastChild.ariaPressed = isShown;
   arrange(made, [head, shown(one)]);
   return made;
 }
 
 export function start(onChange) {
   redraw = onChange;
-  $("second").addEventListener("change", () => {
+  on("second", "change", () => {
     sessionStorage.setItem(STORED, second());
     show();
   });
-  $("beside-off").addEventListener("click", () => {
+  on("beside-off", "click", () => {
     $("second").value = "";
     $("second").dispatchEvent(new Event("change"));
     $("text").focus();

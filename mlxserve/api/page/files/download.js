@@ -1,6 +1,6 @@
 // Offers a real model on an empty page: its size, its download, and the choice of it once it is here.
 
-import { Refused, ask, send } from "./api.js";
+import { Refused, ask, json, reasonOf, send } from "./api.js";
 import { choose, chooseForAll } from "./models.js";
 import { button, element, visible, wait } from "./show.js";
 
@@ -12,6 +12,7 @@ let asking = null;
 let isDone = false;
 let before = null; // { at, done } of the last look, for the speed
 
+const quiet = (words) => element("p", "quiet", words);
 const gigabytes = (bytes) => (bytes / 1e9).toFixed(bytes < 1e8 ? 2 : 1);
 const nameOf = ({ model, short_name }) => visible(short_name || model);
 
@@ -35,14 +36,14 @@ function drawChosen() {
 }
 
 function drawHere() { // another model was chosen since
-  draw(element("p", "quiet", "For real work take the model that was downloaded:"),
+  draw(quiet("For real work take the model that was downloaded:"),
     main(`Use ${nameOf(offered)}`, () => chooseForAll(offered.model)));
 }
 
 async function begin() {
-  draw(element("p", "quiet", "Looking for a model that suits this machine …"));
+  draw(quiet("Looking for a model that suits this machine …"));
   try {
-    const found = await (await ask(DOWNLOADS)).json();
+    const found = await json(ask(DOWNLOADS));
     offered = found.recommended;
     if (!offered) { drawCommand(); return; }
     const under = found.data.find((one) => one.model === offered.model);
@@ -56,13 +57,13 @@ async function begin() {
 function draw(...parts) { shown.replaceChildren(...parts); }
 
 function drawCommand() { // where it cannot be done from here
-  draw(element("p", "quiet", "For real work start the server with a real one, such as Qwen3.5 4B (2.4 GB, downloaded once):"),
+  draw(quiet("For real work start the server with a real one, such as Qwen3.5 4B (2.4 GB, downloaded once):"),
     element("pre", "command", "mlxserve serve qwen3.5:4b"));
 }
 
 function drawOffer() {
   const size = offered.size ? ` (${gigabytes(offered.size)} GB)` : "";
-  draw(element("p", "quiet", `For real work take a real one. This one suits the memory of this machine`
+  draw(quiet(`For real work take a real one. This one suits the memory of this machine`
       + `${offered.good_for ? `, for ${offered.good_for}` : ""}:`),
     main(offered.is_here ? `Use ${nameOf(offered)}, which is here` : `Download ${nameOf(offered)}${size}`, start));
 }
@@ -81,9 +82,9 @@ async function start() {
 const pause = () => attempt("/pause", "Pausing …");
 
 async function attempt(path, words) {
-  draw(element("p", "quiet", words));
+  draw(quiet(words));
   try {
-    await follow(await (await send("POST", DOWNLOADS + path, { model: offered.model })).json());
+    await follow(await json(send("POST", DOWNLOADS + path, { model: offered.model })));
   } catch (error) {
     drawFailure(error.message);
   }
@@ -100,12 +101,12 @@ async function follow(card) { // until it ends, or another look begins
     await wait(LOOK_SECONDS);
     if (number !== following) return;
     try {
-      const { data } = await (await ask(DOWNLOADS)).json();
+      const { data } = await json(ask(DOWNLOADS));
       const found = data.find((one) => one.model === offered.model);
       if (!found) { drawOffer(); return; } // the server was started again
       card = found;
     } catch (error) {
-      drawFailure(error instanceof Refused ? error.message : "The server does not answer.");
+      drawFailure(reasonOf(error));
       return;
     }
   }
@@ -120,7 +121,7 @@ function drawCard(card) {
     return;
   }
   const bar = element("progress");
-  bar.setAttribute("aria-label", `Download of ${nameOf(offered)}`);
+  bar.ariaLabel = `Download of ${nameOf(offered)}`;
   if (card.total) Object.assign(bar, { max: card.total, value: card.done });
   const sizes = card.total ? `${gigabytes(card.done)} of ${gigabytes(card.total)} GB` : "Asking the hub …";
   const isPaused = card.state === "paused";

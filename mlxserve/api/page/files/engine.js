@@ -1,6 +1,6 @@
 // The view of the engine: speeds, the map of the pages, the requests.
 
-import { ask, events } from "./api.js";
+import { ask, events, json } from "./api.js";
 import { ownRequest } from "./chat.js";
 import { $, count, counted, element, wait } from "./show.js";
 
@@ -17,7 +17,10 @@ let used = 0; // pages up to the last that was ever seen in use
 const owners = new Map(); // request -> its page table
 const colours = new Map(); // request -> the number of its colour
 
-const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
+function colour(name) { // as the theme has it
+  $("map").style.color = `var(--${name})`;
+  return getComputedStyle($("map")).color;
+}
 
 // No two requests that live at the same time have one colour, as far as there are colours.
 function colourOf(request) {
@@ -32,10 +35,7 @@ function colourOf(request) {
 }
 
 function expanded(runs) {
-  const letters = [];
-  for (const [, letter, length] of runs.matchAll(/([a-z])(\d+)/g))
-    for (let n = 0; n < Number(length); n++) letters.push(letter);
-  return letters;
+  return [...runs.matchAll(/([a-z])(\d+)/g)].flatMap(([, letter, length]) => Array(Number(length)).fill(letter));
 }
 
 function change(letters, changes) {
@@ -110,7 +110,9 @@ export function drawMap() {
   const shown = numShown();
   const holder = new Map();
   for (const [name, table] of owners) for (const page of table) holder.set(page, name);
-  const named = { f: colour("free"), c: colour("cached"), d: colour("disk"), p: colour("pinned"), s: colour("shared") };
+  const named = {
+    f: colour("free"), c: colour("cached"), d: colour("disk"), p: colour("pinned"), s: colour("shared"), a: colour("primary"),
+  };
   const each = drawCells(canvas, pages, shown, 260, (letter, page) =>
     letter === "a" ? colourOf(holder.get(page) || "") : named[letter]);
   $("pages").textContent = inUse(pages);
@@ -120,8 +122,7 @@ export function drawMap() {
   $("map-scale").textContent = notes.join(" · ");
   $("windows").hidden = !windowPages.length;
   if (!windowPages.length) return;
-  const ofCell = drawCells($("window-map"), windowPages, windowPages.length, 60, (letter) =>
-    letter === "a" ? colour("primary") : named[letter]);
+  const ofCell = drawCells($("window-map"), windowPages, windowPages.length, 60, (letter) => named[letter]);
   $("window-pages").textContent = inUse(windowPages);
   $("window-scale").textContent = ofCell > 1 ? `a cell is ${ofCell} pages` : "";
 }
@@ -179,8 +180,8 @@ async function followMap(query, signal) {
 async function followNumbers(query, signal, isOver) {
   while (!isOver()) {
     if (!document.hidden) {
-      drawRequests((await (await ask("/api/v1/requests" + query, { signal })).json()).data);
-      drawStats(await (await ask("/api/v1/kv/stats" + query, { signal })).json());
+      drawRequests((await json(ask("/api/v1/requests" + query, { signal }))).data);
+      drawStats(await json(ask("/api/v1/kv/stats" + query, { signal })));
     }
     await wait(1);
   }

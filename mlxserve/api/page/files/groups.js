@@ -40,7 +40,7 @@ function drawn(key, { name, rows }) {
 
 function made(key) {
   const name = element("summary", "quiet");
-  const rows = element("ul");
+  const rows = element("ul", "list");
   const box = element("details", "", name, rows);
   box.open = !closed.has(key);
   box.addEventListener("toggle", () => {

@@ -1,10 +1,10 @@
 // The list of chats: search, open, pin, rename, put into folders, delete.
 
-import { Refused } from "./api.js";
+import { reasonOf } from "./api.js";
 import * as chats from "./chat.js";
 import { grouped } from "./groups.js";
 import { menuButton } from "./menu.js";
-import { $, arrange, button, count, element, setText, visible } from "./show.js";
+import { $, arrange, button, count, element, on, setText, visible } from "./show.js";
 import { list, put, remove, rename } from "./store.js";
 
 const rows = new Map(); // chat's id -> { card, shown }: what the server said last, and its row
@@ -20,8 +20,7 @@ export async function refresh() {
     found = await list($("search").value.trim());
   } catch (error) {
     if (number !== asked) return;
-    const reason = error instanceof Refused ? error.message : "The server does not answer.";
-    redraw(() => [element("li", "quiet", reason)]);
+    redraw(() => [element("li", "quiet", reasonOf(error))]);
     return;
   }
   if (number !== asked) return;
@@ -47,14 +46,14 @@ function row(card) {
   rows.set(card.id, one);
   one.card = card;
   const [open, menu] = one.shown.children;
+  const [name, facts] = open.children;
   const title = visible(card.title);
   const when = new Date(card.updated_at * 1000);
-  const [name, facts] = open.children;
   setText(name, title);
   const folder = card.is_pinned && card.folder ? visible(card.folder) + " · " : "";
   setText(facts, card.excerpt ? `${when.toLocaleDateString()} · ${visible(card.excerpt)}` : folder + when.toLocaleString());
   mark(one);
-  menu.setAttribute("aria-label", "Menu of " + title);
+  menu.ariaLabel = "Menu of " + title;
   return one.shown;
 }
 
@@ -65,8 +64,8 @@ function mark({ card, shown }) {
 function made() {
   const open = button("", () => openAt(one.card));
   open.classList.add("open");
-  open.append(element("span", "title"), element("span", "quiet"));
-  const one = { card: null, shown: element("li", "", open, menuButton(() => acts(one.card))) };
+  open.append(element("span", "title short"), element("span", "quiet short"));
+  const one = { shown: element("li", "", open, menuButton(() => acts(one.card))) };
   return one;
 }
 
@@ -118,17 +117,15 @@ function told({ pages, pages_on_disk, problem, models_not_loaded }) {
 async function attempt(work) {
   try {
     await work();
-    return true;
   } catch (error) {
     alert(error.message);
-    return false;
   } finally {
     await refresh();
   }
 }
 
 export function start() {
-  $("search").addEventListener("input", refresh);
+  on("search", "input", refresh);
   addEventListener("focus", refresh);
   chats.whenSaved(refreshSoon);
   chats.whenShown(() => rows.forEach(mark));

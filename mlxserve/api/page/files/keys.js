@@ -1,7 +1,7 @@
 // Shortcuts, which one dialog tells. Those that the terminal has as well are the same there.
 
 import { newChat } from "./chat.js";
-import { $ } from "./show.js";
+import { $, on } from "./show.js";
 
 export function start({ engine, search }) {
   const acts = { F1: show, F4: engine, "Ctrl+o": search, "Alt+n": newChat };
@@ -12,7 +12,7 @@ export function start({ engine, search }) {
     event.preventDefault();
     act();
   });
-  $("keys-open").addEventListener("click", () => {
+  on("keys-open", "click", () => {
     $("settings").close();
     show();
   });

@@ -1,6 +1,6 @@
 // Ties the page together and follows the server, over its restarts.
 
-import { Refused, useKey, whenKeyWanted } from "./api.js";
+import { Refused, reasonOf, useKey, whenKeyWanted } from "./api.js";
 import * as attachments from "./attachments.js";
 import { drawChat, reopen, serve, setSystem, start } from "./chat.js";
 import * as compare from "./compare.js";
@@ -12,14 +12,14 @@ import { chosenModel, names, whenChosen } from "./models.js";
 import * as place from "./place.js";
 import * as prompts from "./prompts.js";
 import * as sampling from "./sampling.js";
-import * as served from "./served.js";
 import * as settings from "./settings.js";
-import { $, say, wait } from "./show.js";
+import { $, note, on, say, wait } from "./show.js";
 import * as theme from "./theme.js";
 import * as tools from "./tools.js";
 
 const ENGINE = "mlxserve-engine";
 let following = new AbortController(); // of the engine of one model
+let served = null; // the models beside the engine, which a first visit does not fetch
 
 async function followServer() {
   let isListed = false; // whether the chats were asked for since the server answers
@@ -29,7 +29,7 @@ async function followServer() {
     try {
       const card = await chosenModel();
       serve(card);
-      compare.offer(names(), card.id);
+      compare.serve(names(), card.id);
       say(card.loaded ? "Ready" : "Ready; the first message loads the model");
       if (!isListed) {
         isListed = true;
@@ -44,15 +44,11 @@ async function followServer() {
     } catch (error) {
       if (error.name === "AbortError") continue; // another model was chosen
       if (error instanceof Refused && error.status === 403) {
-        $("refused").textContent = "The engine is shown to admin keys only.";
-        $("refused").hidden = false;
+        note("refused", "The engine is shown to admin keys only.");
         await wait(30);
-      } else if (error instanceof Refused) {
-        isListed = false;
-        say(error.message, true);
       } else {
         isListed = false;
-        say("The server does not answer; trying again", true);
+        say(reasonOf(error), true);
       }
     }
     await wait(1);
@@ -64,8 +60,10 @@ function showSide(name, isShown) {
   const others = { engine: "chats", chats: "engine" };
   const isNarrow = !matchMedia("(min-width: 56rem)").matches;
   document.body.classList.toggle("with-" + name, isShown);
-  $(name + "-toggle").setAttribute("aria-expanded", String(isShown));
+  $(name + "-toggle").ariaExpanded = isShown;
   if (isShown && isNarrow) showSide(others[name], false);
+  if (isShown && name === "engine")
+    served ??= import("./served.js").then(({ start }) => start(), () => { served = null; }); // fetched again when it is opened again
   drawMap();
 }
 
@@ -75,7 +73,7 @@ function toggle(name) {
   if (name === "engine") localStorage.setItem(ENGINE, isShown ? "open" : "closed");
 }
 
-for (const name of ["engine", "chats"]) $(name + "-toggle").addEventListener("click", () => toggle(name));
+for (const name of ["engine", "chats"]) on(name + "-toggle", "click", () => toggle(name));
 keys.start({
   engine: () => toggle("engine"),
   search() {
@@ -83,7 +81,7 @@ keys.start({
     $("search").focus();
   },
 });
-$("key").addEventListener("submit", (event) => {
+on("key", "submit", (event) => {
   event.preventDefault();
   useKey($("key-text").value.trim());
   $("key").hidden = true;
@@ -108,5 +106,4 @@ menu.start();
 history.start();
 place.start();
 start();
-served.start();
 followServer();

@@ -55,8 +55,8 @@ function built(node) {
   if (tag !== "table") return made;
   const scrolled = element("div", "table", made);
   scrolled.tabIndex = 0; // so that a keyboard can scroll it
-  scrolled.setAttribute("role", "region");
-  scrolled.setAttribute("aria-label", "Table");
+  scrolled.role = "region";
+  scrolled.ariaLabel = "Table";
   return scrolled;
 }
 

@@ -8,17 +8,17 @@ const GAP = 8; // pixels from the edge of the window
 export function menuButton(items) {
   const made = button("⋯", () => fill(made, items()));
   made.popoverTargetElement = $("chat-menu");
-  made.setAttribute("aria-haspopup", "menu");
+  made.ariaHasPopup = "menu";
   return made;
 }
 
 function fill(opener, items) {
   const menu = $("chat-menu");
-  menu.setAttribute("aria-label", opener.getAttribute("aria-label"));
+  menu.ariaLabel = opener.ariaLabel;
   menu.replaceChildren(...items.map(([label, act, isChosen]) => {
     const item = button(label, () => { menu.hidePopover(); act(); });
-    item.setAttribute("role", isChosen === undefined ? "menuitem" : "menuitemradio");
-    if (isChosen !== undefined) item.ariaChecked = String(isChosen);
+    item.role = isChosen === undefined ? "menuitem" : "menuitemradio";
+    if (isChosen !== undefined) item.ariaChecked = isChosen;
     item.tabIndex = -1;
     return item;
   }));

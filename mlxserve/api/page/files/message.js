@@ -3,9 +3,9 @@
 import { copy } from "./clipboard.js";
 import { update } from "./markdown.js";
 import { parsed } from "./parsing.js";
-import { thumbnail } from "./pictures.js";
 import { keep } from "./place.js";
 import { arrange, button, count, counted, element, setText, visible } from "./show.js";
+import { isDocument } from "./tree.js";
 
 const MIN_SECONDS = 0.05; // shorter times would measure the browser
 const ENDS = {
@@ -63,6 +63,15 @@ function noteOf({ role, state, error, stats, cuts, model }) {
   return parts.join(" · ");
 }
 
+export function thumbnail({ name, url }) {
+  if (isDocument(url)) return element("span", "document", visible(name));
+  const shown = element("img", "thumbnail");
+  if (url.startsWith("data:image/")) shown.src = url;
+  shown.alt = name || "Image";
+  shown.title = name;
+  return shown;
+}
+
 const CAN_CONTINUE = new Set(["cut", "stopped", "failed"]);
 const CALLS = { asked: "waits for you", running: "running …", refused: "not allowed", stopped: "stopped", failed: "failed" };
 
@@ -102,7 +111,7 @@ function made(message) {
   const images = element("div", "images", ...message.images.map(thumbnail));
   images.hidden = !message.images.length;
   const shown = element("article", "message " + message.role, element("div", "rounds"), thinking, images, body, element("div", "note"), element("div", "actions"));
-  shown.setAttribute("aria-label", message.role === "user" ? "You" : "Answer");
+  shown.ariaLabel = message.role === "user" ? "You" : "Answer";
   return shown;
 }
 
@@ -157,5 +166,5 @@ function drawParts(message) {
   note.textContent = message.state === "writing" ? "" : noteOf(message);
   note.hidden = !note.textContent;
   shown.classList.toggle("failed", message.state === "failed");
-  shown.setAttribute("aria-busy", String(message.state === "writing"));
+  shown.ariaBusy = message.state === "writing";
 }

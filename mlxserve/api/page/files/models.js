@@ -1,7 +1,7 @@
 // Which of the server's models the chat uses, and whose engine is shown.
 
-import { ask, send } from "./api.js";
-import { $, tell } from "./show.js";
+import { ask, json, send } from "./api.js";
+import { $, offer, on, tell } from "./show.js";
 
 let chosen = ""; // empty: the server's first
 let onChosen = () => {};
@@ -10,14 +10,12 @@ export function whenChosen(tell) { onChosen = tell; }
 
 // The card of the chosen model, as the server describes it now.
 export async function chosenModel() {
-  const every = (await (await ask("/v1/models")).json()).data;
+  const every = (await json(ask("/v1/models"))).data;
   const writers = every.filter((one) => one.capabilities?.includes("completion") ?? true);
   const cards = writers.length ? writers : every;
   const card = cards.find((one) => one.id === chosen) ?? cards[0];
   chosen = card.id;
-  const choices = cards.map((one) => new Option(one.loaded ? one.id : `${one.id} (not loaded)`, one.id));
-  const texts = (options) => Array.from(options, (one) => one.text).join("\n");
-  if (texts(choices) !== texts($("models").options)) $("models").replaceChildren(...choices);
+  offer("models", cards.map((one) => new Option(one.loaded ? one.id : `${one.id} (not loaded)`, one.id)));
   $("models").value = chosen;
   $("models").hidden = cards.length === 1;
   $("model").hidden = cards.length > 1;
@@ -40,4 +38,4 @@ export async function chooseForAll(name) { // here, and where commands are given
   } catch { /* the choice holds for this page, as that of a key that may not choose for others */ }
 }
 
-$("models").addEventListener("change", () => chooseForAll($("models").value));
+on("models", "change", () => chooseForAll($("models").value));

@@ -1,6 +1,6 @@
 // The blocks of stored texts, which the server parses: many at once, those at the end of a chat first.
 
-import { send } from "./api.js";
+import { json, send } from "./api.js";
 
 const FIRST = 12; // texts of the first request: about what a window shows
 const MOST = 500; // texts of one request
@@ -32,7 +32,7 @@ async function ask() {
     underway = new Map(texts.map((text) => [text, wanted.get(text)]));
     for (const text of texts) wanted.delete(text);
     try {
-      const { data } = await (await send("POST", "/api/v1/render", { texts })).json();
+      const { data } = await json(send("POST", "/api/v1/render", { texts }));
       texts.forEach((text, at) => keep(text, data[at]));
     } catch { underway.clear(); /* they stay plain until they are drawn again */ }
     const tells = [...underway.values()].flat();

@@ -15,7 +15,7 @@ export function toEnd() {
   note();
 }
 
-export function toMessage(shown) {
+function toMessage(shown) {
   $("log").scrollTop += shown.getBoundingClientRect().top - top() - MARGIN;
   note();
 }

@@ -1,9 +1,9 @@
 // Saved prompts: a system prompt and sampling under a name, which the server keeps for this key. They are chosen
 // on an empty page and in a chat's settings, and the terminal has the same.
 
-import { Refused, ask, send } from "./api.js";
+import { ask, json, reasonOf, send } from "./api.js";
 import { sampling, setSampling } from "./sampling.js";
-import { $, button, element } from "./show.js";
+import { $, button, element, offer, on } from "./show.js";
 
 const PROMPTS = "/api/v1/prompts";
 const SHARED = "Chats with the same prompt share its pages: the server computes it once, and again only if its cache has dropped it.";
@@ -13,7 +13,7 @@ let place = { choose() {}, redraw() {} };
 
 async function read() {
   const before = JSON.stringify(saved);
-  saved = (await (await ask(PROMPTS)).json()).data;
+  saved = (await json(ask(PROMPTS))).data;
   if (JSON.stringify(saved) === before) return;
   drawChoice();
   place.redraw();
@@ -23,7 +23,7 @@ export const refresh = () => read().catch(() => {}); // who may not have chats h
 
 function drawChoice() {
   if (!saved.some(({ id }) => id === chosen)) chosen = 0;
-  $("prompt").replaceChildren(new Option(saved.length ? "none" : "none is saved yet", 0), ...saved.map(({ name, id }) => new Option(name, id)));
+  offer("prompt", [new Option(saved.length ? "none" : "none is saved yet", 0), ...saved.map(({ name, id }) => new Option(name, id))]);
   $("prompt").value = chosen;
   $("prompt-delete").hidden = !chosen;
 }
@@ -43,7 +43,7 @@ async function attempt(work, words) {
     await read();
     $("prompt-note").textContent = words;
   } catch (error) {
-    $("prompt-note").textContent = error instanceof Refused ? error.message : "The server does not answer.";
+    $("prompt-note").textContent = reasonOf(error);
   }
 }
 
@@ -52,7 +52,7 @@ function save() {
   if (!name) { $("prompt-note").textContent = "Give it a name first."; $("prompt-name").focus(); return; }
   attempt(async () => {
     const body = { name, system: $("system").value.trim(), sampling: sampling("effort") };
-    chosen = (await (await send("POST", PROMPTS, body)).json()).id;
+    chosen = (await json(send("POST", PROMPTS, body))).id;
   }, `Saved as ${name}. ${SHARED}`).then(drawChoice);
 }
 
@@ -66,7 +66,7 @@ export function beginnings() {
   if (!saved.length) return [];
   const row = element("div", "prompts", ...saved.map((one) => {
     const made = button(one.name, () => { use(one); place.redraw(); $("text").focus(); });
-    made.ariaPressed = String(one.id === chosen);
+    made.ariaPressed = one.id === chosen;
     return made;
   }));
   row.role = "group";
@@ -78,19 +78,19 @@ export function left() { chosen = 0; drawChoice(); } // another chat is open
 
 export function start(chat) { // { choose(system), redraw() }
   place = chat;
-  $("prompt").addEventListener("change", () => {
+  on("prompt", "change", () => {
     const one = saved.find(({ id }) => id === Number($("prompt").value));
     $("prompt-note").textContent = one ? SHARED : "";
     if (one) use(one); else left();
   });
-  $("prompt-save").addEventListener("click", save);
-  $("prompt-delete").addEventListener("click", remove);
-  $("prompt-name").addEventListener("keydown", (event) => {
+  on("prompt-save", "click", save);
+  on("prompt-delete", "click", remove);
+  on("prompt-name", "keydown", (event) => {
     if (event.key !== "Enter") return;
     event.preventDefault(); // it would close the dialog
     save();
   });
-  $("settings-open").addEventListener("click", () => {
+  on("settings-open", "click", () => {
     $("prompt-note").textContent = "";
     refresh().then(() => {
       chosen ||= saved.find(({ system }) => system && system === $("system").value)?.id ?? 0;

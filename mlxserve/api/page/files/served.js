@@ -1,6 +1,6 @@
 // The server's models beside its engine: what is loaded, in how much memory, and for admins what to do about it.
 
-import { Refused, ask, send } from "./api.js";
+import { ask, json, reasonOf, send } from "./api.js";
 import { $, arrange, button, element, setText, wait } from "./show.js";
 
 const MODELS = "/api/v1/models";
@@ -41,7 +41,7 @@ function row(card) {
   setText(words.lastChild, wordsOf(card));
   load.hidden = card.state !== "unloaded";
   pin.hidden = unload.hidden = !isLoaded;
-  pin.ariaPressed = String(card.pinned);
+  pin.ariaPressed = card.pinned;
   for (const one of [load, pin, unload]) one.disabled = card.id === busy;
   return shown;
 }
@@ -61,7 +61,7 @@ function draw({ data, memory_limit }) {
 }
 
 async function refresh() {
-  draw(await (await ask(MODELS)).json());
+  draw(await json(ask(MODELS)));
 }
 
 async function change(name, what, fields) {
@@ -74,8 +74,7 @@ async function change(name, what, fields) {
   } catch (error) {
     const isInUse = error.status === 409 && what === "unload";
     if (isInUse) forced = name;
-    $("served-note").textContent = isInUse ? `${name} is answering. Unload again ends its answers.`
-      : error instanceof Refused ? error.message : "The server does not answer.";
+    $("served-note").textContent = isInUse ? `${name} is answering. Unload again ends its answers.` : reasonOf(error);
   }
   busy = "";
   refresh().catch(() => {});

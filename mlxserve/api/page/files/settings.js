@@ -1,7 +1,7 @@
 // The dialog: the chat's system prompt, and export. How answers are sampled is in sampling.js.
 
 import * as chats from "./chat.js";
-import { $, element } from "./show.js";
+import { $, element, on } from "./show.js";
 import { exported } from "./store.js";
 
 async function download(format) {
@@ -20,11 +20,11 @@ async function download(format) {
 }
 
 export function start() {
-  $("settings-open").addEventListener("click", () => {
+  on("settings-open", "click", () => {
     $("system").value = chats.system();
     $("settings").showModal();
   });
-  $("settings").addEventListener("close", () => chats.setSystem($("system").value.trim()));
-  $("export-markdown").addEventListener("click", () => download("markdown"));
-  $("export-json").addEventListener("click", () => download("json"));
+  on("settings", "close", () => chats.setSystem($("system").value.trim()));
+  on("export-markdown", "click", () => download("markdown"));
+  on("export-json", "click", () => download("json"));
 }

@@ -13,10 +13,24 @@ export function element(tag, className = "", ...children) {
   return made;
 }
 
+export const on = (id, event, act) => $(id).addEventListener(event, act);
+
+// Shows words in the element with this id, and hides it without any.
+export function note(id, words) {
+  $(id).textContent = words;
+  $(id).hidden = !words;
+}
+
+// Makes these the choices of a menu. One whose choices are the same stays open.
+export function offer(id, options) {
+  const facts = (all) => JSON.stringify(Array.from(all, ({ text, value }) => [text, value]));
+  if (facts(options) !== facts($(id).options)) $(id).replaceChildren(...options);
+}
+
 export function button(text, onClick, label = "") {
   const made = element("button", "button", text);
   made.type = "button";
-  if (label) made.setAttribute("aria-label", label);
+  if (label) made.ariaLabel = label;
   made.addEventListener("click", onClick);
   return made;
 }
@@ -50,10 +64,9 @@ let told = 0;
 
 export async function tell(words) { // below the messages, for a while
   const number = ++told;
-  $("note").textContent = words;
-  $("note").hidden = false;
+  note("note", words);
   await wait(10);
-  if (number === told) $("note").hidden = true;
+  if (number === told) note("note", "");
 }
 
 export function say(words, isLost = false) {

@@ -1,16 +1,22 @@
 // The chats of the server, which are the terminal's, too: reading them, asking in them, and what else is written.
 
-import { ask, send } from "./api.js";
+import { ask, json, send } from "./api.js";
 import { Chat } from "./tree.js";
 
 const CHATS = "/api/v1/chats";
 const MAX_TITLE = 200;
 
-const json = async (reply) => (await reply).json();
 const place = (chat) => `${CHATS}/${chat.id}`;
 
-export const list = async (words) =>
-  (await json(ask(CHATS + (words ? "?search=" + encodeURIComponent(words) : "")))).data;
+let listed = { tag: "", data: [] }; // the whole list as it came last
+
+export async function list(words) {
+  if (words) return (await json(ask(`${CHATS}?search=${encodeURIComponent(words)}`))).data;
+  const reply = await ask(CHATS, { headers: { "if-none-match": listed.tag } });
+  if (reply.status !== 304) listed = { tag: reply.headers.get("etag"), ...await reply.json() };
+  return listed.data;
+}
+
 export const rename = (id, title) => send("PATCH", `${CHATS}/${id}`, { title: title.slice(0, MAX_TITLE) });
 export const put = (id, { folder, is_pinned }) => send("PATCH", `${CHATS}/${id}`, { folder, is_pinned });
 export const remove = (id) => json(ask(`${CHATS}/${id}`, { method: "DELETE" }));

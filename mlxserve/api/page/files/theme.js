@@ -1,20 +1,16 @@
 // Light or dark: as the system, or as chosen here, which this browser keeps.
 
-import { $ } from "./show.js";
+import { $, on } from "./show.js";
 
 const STORED = "mlxserve-theme";
 
-function show(theme) {
-  if (theme) document.documentElement.dataset.theme = theme; else delete document.documentElement.dataset.theme;
-  document.documentElement.style.colorScheme = theme || "light dark";
-}
-
 export function start(onChange) {
+  const show = () => { document.documentElement.style.colorScheme = $("theme").value; };
   $("theme").value = localStorage.getItem(STORED) ?? "";
-  show($("theme").value);
-  $("theme").addEventListener("change", () => {
+  show();
+  on("theme", "change", () => {
     localStorage.setItem(STORED, $("theme").value);
-    show($("theme").value);
+    show();
     onChange();
   });
 }

@@ -1,30 +1,21 @@
 // Tools of this server (MCP): which there are, and what the user allows. Names, descriptions and
 // results are text of strangers.
 
-import { Refused, ask, send } from "./api.js";
-import { $, button, counted, element, visible } from "./show.js";
+import { Refused, ask, json, send } from "./api.js";
+import { $, button, counted, element, note, on, visible } from "./show.js";
 
 const TOOLS = "/api/v1/tools";
 const WORDS = { ask: "asks first", always: "always", never: "never" };
 const STATES = { off: "off", starting: "starting …", ready: "", failed: "failed" };
 
-let servers = null; // null until the first answer, and where tools are not for this client
 let isForOthers = false; // tools run programs as the user of the server
 let decide = () => {}; // of the call that is asked about
-
-async function change(path, body = {}, options = {}) {
-  const reply = await (await send("POST", `${TOOLS}/${path}`, body, options)).json();
-  servers = reply.data;
-  draw(reply);
-}
 
 // The server has started them with the question; what failed is shown.
 export async function refresh() {
   if (isForOthers) return;
   try {
-    const reply = await (await ask(TOOLS)).json();
-    servers = reply.data;
-    draw(reply);
+    draw(await json(ask(TOOLS)));
   } catch (error) {
     isForOthers = error instanceof Refused;
   }
@@ -52,40 +43,36 @@ function pretty(written) {
 
 // ---- the dialog that shows them
 
-function draw({ file, problem }) {
+function draw({ data: servers, file, problem }) {
   const failed = servers.filter((server) => server.is_on && server.state === "failed");
-  $("tools-problem").textContent = [problem, ...failed.map((server) => server.problem)].map(visible).join(" ").trim();
-  $("tools-problem").hidden = !$("tools-problem").textContent;
+  note("tools-problem", [problem, ...failed.map((server) => server.problem)].map(visible).join(" ").trim());
   $("tools-note").textContent = problem || (servers.length ? ""
     : `Servers of tools (MCP) are named in ${file}, as {"mcpServers": {"time": {"command": "uvx", "args": `
       + `["mcp-server-time"]}}}. It is read again with the next question.`);
   $("tools-list").replaceChildren(...servers.map((server) => {
     const state = STATES[server.state] || counted(server.tools.length, "tool");
+    const isOn = server.is_on && server.state !== "failed";
+    const act = isOn ? "Switch off" : "Start";
     const head = element("div", "server", element("b", "", visible(server.name)), ` ${state} `,
-      button(server.is_on && server.state !== "failed" ? "Switch off" : "Start",
-        () => attempt("switch", { server: server.name, is_on: !server.is_on || server.state === "failed" }),
-        `${server.is_on && server.state !== "failed" ? "Switch off" : "Start"} ${visible(server.name)}`));
+      button(act, () => attempt("switch", { server: server.name, is_on: !isOn }), `${act} ${visible(server.name)}`));
     return element("li", "", head, element("p", "problem", visible(server.problem)),
-      element("ul", "", ...server.tools.map(row)));
+      element("ul", "list", ...server.tools.map(row)));
   }));
 }
 
 function row(tool) {
   const choice = element("select");
-  choice.setAttribute("aria-label", `May ${tool.tool} be called?`);
-  for (const [value, words] of Object.entries(WORDS)) {
-    const option = element("option", "", words);
-    Object.assign(option, { value, selected: value === tool.permission });
-    choice.append(option);
-  }
+  choice.ariaLabel = `May ${tool.tool} be called?`;
+  choice.append(...Object.entries(WORDS).map(([value, words]) => new Option(words, value)));
+  choice.value = tool.permission;
   choice.addEventListener("change", () => attempt("permission", { name: tool.name, permission: choice.value }));
   return element("li", "tool", choice, element("span", "", visible(tool.tool)),
-    element("span", "quiet", visible(tool.description)));
+    element("span", "quiet short", visible(tool.description)));
 }
 
 async function attempt(path, body) {
   try {
-    await change(path, body);
+    draw(await json(send("POST", `${TOOLS}/${path}`, body)));
   } catch (error) {
     $("tools-note").textContent = error.message;
   }
@@ -94,9 +81,9 @@ async function attempt(path, body) {
 export function start() {
   for (const [id, decision] of
     [["call-once", "once"], ["call-always", "always"], ["call-not-now", "not now"], ["call-never", "never"]])
-    $(id).addEventListener("click", () => decide(decision));
-  $("call").addEventListener("cancel", () => decide("not now")); // closed otherwise than by Esc, which stops
-  $("tools-open").addEventListener("click", async () => {
+    on(id, "click", () => decide(decision));
+  on("call", "cancel", () => decide("not now")); // closed otherwise than by Esc, which stops
+  on("tools-open", "click", async () => {
     $("settings").close();
     $("tools").showModal();
     $("tools-note").textContent = "Starting …";
