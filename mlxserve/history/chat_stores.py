@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,10 +36,13 @@ class ChatStores:
         self._folder = folder
         self._lock = threading.Lock()  # held for the list alone
         self._idle: list[tuple[str, Store]] = []  # the one used last is last
+        self._num_running: Counter[str] = Counter()  # calls of `run`, by owner
         self._is_closed = False
 
     def run(self, owner: str, work: Callable[[Store], T]) -> T:
         """Call `work` with the owner's chats. Raises StoreError, and what `work` raises."""
+        with self._lock:
+            self._num_running[owner] += 1
         try:
             with self._use(owner) as store:
                 return work(store)
@@ -46,6 +50,13 @@ class ChatStores:
             raise StoreError(
                 f"The chats in {self._path(owner)} cannot be read: {error}."
             ) from error
+        finally:
+            with self._lock:
+                self._num_running[owner] -= 1
+
+    def is_running(self, owner: str) -> bool:
+        """True while work on the owner's chats runs."""
+        return self._num_running[owner] > 0
 
     def size(self, owner: str) -> int:
         """Bytes of the owner's file; 0 if there is none."""
@@ -53,6 +64,11 @@ class ChatStores:
             return self._path(owner).stat().st_size
         except OSError:
             return 0
+
+    def version(self, owner: str) -> tuple[tuple[int, int], ...]:
+        """Return what differs once any program has written into the owner's file."""
+        path = self._path(owner)
+        return tuple(_size_and_time(file) for file in (path, path.with_name(f"{path.name}-wal")))
 
     def close(self) -> None:
         """Close the files, and those in use once they are not."""
@@ -92,3 +108,11 @@ class ChatStores:
 
     def _path(self, owner: str) -> Path:
         return self._folder / "chats" / f"{owner}.sqlite" if owner else self._folder / "chat.sqlite"
+
+
+def _size_and_time(file: Path) -> tuple[int, int]:
+    try:
+        found = file.stat()
+    except OSError:
+        return 0, 0
+    return found.st_size, found.st_mtime_ns

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from mlxserve.history import search_index
 from mlxserve.history.calls import rounds_of, rounds_text
@@ -39,6 +39,7 @@ from mlxserve.history.transactions import DELETED, Transactions
 from mlxserve.system.terminal_text import one_line
 
 T = TypeVar("T")
+ChatStamp: TypeAlias = tuple[object, ...]
 
 CHECKPOINT_SECONDS = 1.0
 # An answer not saved for this long has lost its terminal.
@@ -179,6 +180,14 @@ class Store(Transactions):
             "SELECT * FROM chats ORDER BY is_pinned DESC, updated_at DESC LIMIT ?", (limit,)
         )
         return list(_up_to(map(_chat, rows), lambda chat: chat.num_characters, max_characters))
+
+    def stamps(self) -> dict[int, ChatStamp]:
+        """Return what differs in each chat once it was changed, by its id."""
+        rows = self._db.execute(
+            "SELECT id, title, created_at, updated_at, leaf_id, folder, is_pinned, length(system)"
+            " FROM chats"
+        )
+        return {each[0]: tuple(each)[1:] for each in rows}
 
     def chat(self, chat_id: int) -> ChatRecord:
         """Return a chat. Raises StoreError if another terminal has deleted it."""

@@ -322,7 +322,7 @@ class AnswerWriter:
             waited += pause
             if self._feed.has_followers(form) and self._published.is_due(form, waited):
                 return
-            pause = TEXT_INTERVAL
+            pause = min(pause, TEXT_INTERVAL)
 
     async def _finish(self) -> None:
         """Store the end of the answer, and tell the followers."""

@@ -10,6 +10,7 @@ from starlette.types import ASGIApp
 
 from mlxserve.api.chats.answer_writer import AnswerOrder, AnswerWriter, Services
 from mlxserve.api.chats.feed import ChatFeed
+from mlxserve.api.chats.file_watch import ALL, FileWatch
 from mlxserve.api.chats.forms import card_of, event_form
 from mlxserve.api.chats.growing_answer import GrowingAnswer
 from mlxserve.api.chats.in_process import InProcess
@@ -21,7 +22,7 @@ from mlxserve.history.messages import ChatRecord, StoredMessage
 from mlxserve.mcp.toolbox import Toolbox
 
 MAX_FOLLOWERS = 64  # of all chats of one owner
-LIST = 0  # the id of no chat: in its place, an owner's list of chats
+LIST = ALL  # the id of no chat: in its place, an owner's list of chats
 _MAX_IDLE = 16  # chats without followers whose events are kept, for those that come back
 
 
@@ -62,6 +63,7 @@ class LiveChats:
         self._services: Services | None = None
         self._chats: dict[tuple[str, int], LiveChat] = {}  # the one used last is last
         self._tasks: set[asyncio.Task[None]] = set()
+        self._watch = FileWatch(stores, executor, self._followed, self._told_by_file)
 
     def attach(self, app: ASGIApp) -> None:
         """Name the application that answers: the one that these chats are a part of."""
@@ -77,7 +79,19 @@ class LiveChats:
         for each in idle[: len(idle) - _MAX_IDLE]:
             del self._chats[each]
         self._chats[key] = found
+        self._watch.begin()
         return found
+
+    def _followed(self) -> set[str]:
+        """Return the owners whose chats have followers."""
+        return {owner for (owner, _), chat in self._chats.items() if chat.feed.num_followers}
+
+    def _told_by_file(self, owner: str, chat_id: int, chat: ChatRecord | None) -> None:
+        """Tell followers what another program has written."""
+        if chat is None:
+            self.deleted(owner, chat_id)
+        else:
+            self.changed(owner, chat)
 
     def known(self, owner: str, chat_id: int) -> LiveChat | None:
         """Return a chat if it is live."""
@@ -103,6 +117,7 @@ class LiveChats:
 
     def added(self, owner: str, message: StoredMessage) -> None:
         """Tell followers of a message that was added or changed."""
+        self._watch.note_own(owner, message.chat_id)
         self._publish(
             owner, message.chat_id, lambda feed: feed.publish("message", event_form(message))
         )
@@ -112,6 +127,7 @@ class LiveChats:
 
         chat_id: the chat that was made, changed or deleted; LIST for several
         """
+        self._watch.note_own(owner, chat_id)
         event = {"id": chat_id or None}
         for (each, number), chat in self._chats.items():
             if each == owner and (number != chat_id or number == LIST):
@@ -151,6 +167,7 @@ class LiveChats:
 
     async def close(self) -> None:
         """Stop all answers, which are stored as far as they came, and end all followers."""
+        await self._watch.close()
         for chat in self._chats.values():
             if chat.writer is not None:
                 chat.writer.stop()

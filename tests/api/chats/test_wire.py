@@ -120,9 +120,9 @@ class Wire:
     def __init__(self, form: TextForm, after: Wire | None = None) -> None:
         self.num_bytes = 0
         self.arrived: list[tuple[float, int]] = []  # when, and characters of the text by then
-        self.text = after.text if after else ""
+        self.text: str = after.text if after else ""
         self.blocks: list[Any] = after.blocks if after else []
-        self.last_id = after.last_id if after else ""
+        self.last_id: str = after.last_id if after else ""
         self.gone = asyncio.Event()
         self._grown: Any = after._grown if after else None
         self._form = form
