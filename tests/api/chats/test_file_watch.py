@@ -90,6 +90,6 @@ def test_what_the_server_writes_is_told_once(server: Running, disk: Store) -> No
             expected.append({"id": made})
             other = disk.create_chat("Of another program").id
             expected.append({"id": other})
-            follower.wait_for("list", lambda data, other=other: data["id"] == other)
+            follower.wait_for("list", {"id": other}.__eq__)
     assert follower.of("list") == expected
     follower.close()

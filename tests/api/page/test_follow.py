@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
-from mlxserve.api.chats import answer_writer
+from mlxserve.api.chats import answer_writer, file_watch
 from mlxserve.history.messages import Role, State
 from mlxserve.history.store import Store
 from mlxserve.request import FinishReason
@@ -135,13 +135,14 @@ def test_any_page_stops_an_answer_and_continues_it(
 
 
 def test_a_stale_question_shows_both_sides(
-    chat: FakeChat, start_server: StartServer, visit: Open, home: Path
+    start_server: StartServer, visit: Open, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(file_watch, "LOOK_SECONDS", 3600.0)
     with visit(start_server().url) as seen:
         seen.until("Ready")
         seen.ask("one")
         seen.wait_for_answers(1)
-        store = Store.open(home / "chat.sqlite")  # the terminal, which no page follows
+        store = Store.open(home / "chat.sqlite")  # of a terminal, not noticed yet
         [record] = store.chats()
         other = store.add(record.id, record.leaf_id, Role.USER, "from the terminal")
         store.add(record.id, other.id, Role.ASSISTANT, "Its answer")

@@ -12,6 +12,7 @@ import httpx
 import pytest
 from textual.widgets import OptionList
 
+from mlxserve.api.chats import file_watch
 from mlxserve.core.errors import PromptTooLong
 from mlxserve.history.messages import Role, State
 from mlxserve.history.store import Store
@@ -75,6 +76,25 @@ def is_refused(home: Home, answer_id: int) -> bool:
         return store.message(answer_id).state is State.FAILED
 
 
+@asynccontextmanager
+async def answered(here: OpenHere) -> AsyncGenerator[Terminal, None]:
+    """A terminal whose first question has its answer."""
+    async with here() as t:
+        await t.ask("one")
+        await t.until_answered("Hello")
+        yield t
+
+
+@asynccontextmanager
+async def answering(here: OpenHere, chat: FakeChat) -> AsyncGenerator[Terminal, None]:
+    """A terminal whose first answer has begun, and waits for `chat.release`."""
+    chat.script = SLOW
+    async with here() as t:
+        await t.ask("one")
+        await t.until_shown("Begun")
+        yield t
+
+
 async def heard(t: Terminal, page: Follower, name: str, number: int = 1) -> Any:
     """The last of so many events, for which the terminal goes on meanwhile."""
     await t.until(lambda: len(page.of(name)) == number)
@@ -117,10 +137,7 @@ async def test_what_two_browsers_and_a_terminal_ask_all_three_show(
 async def test_escape_stops_an_answer_for_all(
     here: OpenHere, chat: FakeChat, running: Running, home: Home
 ) -> None:
-    chat.script = SLOW
-    async with here() as t:
-        await t.ask("one")
-        await t.until_shown("Begun")
+    async with answering(here, chat) as t:
         page = Follower(running.url, 1)
         await heard(t, page, "state")
         await t.press("escape")
@@ -136,10 +153,7 @@ async def test_escape_stops_an_answer_for_all(
 async def test_closing_the_terminal_leaves_the_answer_to_the_server(
     here: OpenHere, chat: FakeChat, running: Running, home: Home
 ) -> None:
-    chat.script = SLOW
-    async with here() as t:
-        await t.ask("one")
-        await t.until_shown("Begun")
+    async with answering(here, chat) as t:
         page = Follower(running.url, 1)
         await heard(t, page, "state")
         await t.app.action_quit()
@@ -153,10 +167,7 @@ async def test_closing_the_terminal_leaves_the_answer_to_the_server(
 async def test_an_answer_goes_on_while_another_chat_is_open(
     here: OpenHere, chat: FakeChat, home: Home
 ) -> None:
-    chat.script = SLOW
-    async with here() as t:
-        await t.ask("one")
-        await t.until_shown("Begun")
+    async with answering(here, chat) as t:
         await t.ask("/new")
         await t.until(lambda: t.messages == [])
         chat.script = None
@@ -174,12 +185,11 @@ async def test_an_answer_goes_on_while_another_chat_is_open(
 
 
 async def test_a_stale_question_shows_both_sides(
-    here: OpenHere, chat: FakeChat, home: Home
+    here: OpenHere, chat: FakeChat, home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with here() as t:
-        await t.ask("one")
-        await t.until_answered("Hello")
-        with closing(Store.open(home.chats)) as store:  # a terminal that no server tells of
+    monkeypatch.setattr(file_watch, "LOOK_SECONDS", 3600.0)
+    async with answered(here) as t:
+        with closing(Store.open(home.chats)) as store:  # which the server has not noticed yet
             more = store.add(1, 2, Role.USER, "from elsewhere")
             store.add(1, more.id, Role.ASSISTANT, "Its answer")
         await t.ask("mine")
@@ -214,9 +224,7 @@ async def test_the_terminal_finds_its_chat_again_after_a_restart(
 
 
 async def test_a_title_and_a_deletion_elsewhere_are_shown(here: OpenHere, running: Running) -> None:
-    async with here() as t, other(running) as browser:
-        await t.ask("one")
-        await t.until_answered("Hello")
+    async with answered(here) as t, other(running) as browser:
         await browser.patch(f"{CHATS}/1", json={"title": "Renamed"})
         await t.until_shown("Renamed")
         await browser.delete(f"{CHATS}/1")
@@ -225,9 +233,7 @@ async def test_a_title_and_a_deletion_elsewhere_are_shown(here: OpenHere, runnin
 
 
 async def test_pages_hear_what_the_terminal_renames(here: OpenHere, running: Running) -> None:
-    async with here() as t:
-        await t.ask("one")
-        await t.until_answered("Hello")
+    async with answered(here) as t:
         page = Follower(running.url, 1)
         await heard(t, page, "state")
         await t.ask("/rename Seals")
