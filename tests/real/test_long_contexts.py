@@ -2,8 +2,7 @@
 
 SmolLM2 after 8,000 tokens, Gemma 3 270M after 16,000, which are 31 of its windows; keys and values as they are and
 in 8 bits. The text is the help of Python itself, which no prompt of the other tests has. It ends with a passage from
-its beginning, so that the model is sure how to go on and has to read what is far away. Each pass takes minutes, so no
-test needs more than one.
+far before, so that the model is sure how to go on. Each pass takes minutes, so no test needs more than one.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from tests.real.record import MlxLm
 
 TEXT = "\n\n".join(topics[name] for name in sorted(topics))
 LAST = 1_024  # tokens at the end whose probabilities are compared
-BEGUN, AGAIN = 100, 64  # where a passage begins that is read again at the very end, and its tokens
+AGAIN = 64  # tokens at the very end, which are a passage of the text
 # By how many logits mlx-lm's choice must be ahead, and by which share a perplexity may be off. With keys and values
 # rounded to 8 bits, mlx-lm's own perplexity of Gemma 3 270M is off by 0.6 to 1.7 % for each thousand tokens of 4,000.
 CLEAR = {"auto": 0.1, "q8": 0.5}
@@ -37,18 +36,23 @@ GREEDY = SamplingParams(max_tokens=NUM_TOKENS, temperature=0, ignore_eos=True)
 
 @dataclass
 class Case:
-    """A model's file, and a text of so many tokens that begins with `begin`."""
+    """A model's file, and a text of so many tokens.
+
+    begin    its first tokens
+    passage  where the one begins with which it ends
+    """
 
     file: str
     num_tokens: int
     begin: list[int]
+    passage: int
 
     @cached_property
     def expected(self) -> tuple[list[int], float, list[tuple[int, float]]]:
         """(the text's ids, the perplexity of its end, mlx-lm's next tokens and by how much each was ahead)."""
         reference = MlxLm(self.file)
         ids = (self.begin + reference.encode(TEXT))[: self.num_tokens - AGAIN]
-        ids += ids[BEGUN : BEGUN + AGAIN]
+        ids += ids[self.passage : self.passage + AGAIN]
         losses, tokens, leads = reference.go_on(ids, LAST, NUM_TOKENS)
         return ids, math.exp(sum(losses) / LAST), list(zip(tokens, leads, strict=True))
 
@@ -60,12 +64,12 @@ class Case:
 
 @pytest.fixture(scope="session")
 def smollm2_8000(smollm2: Path) -> Case:
-    return Case(str(smollm2), 8_000, [])
+    return Case(str(smollm2), 8_000, begin=[], passage=5_000)
 
 
 @pytest.fixture(scope="session")
 def gemma_16000(gemma: str) -> Case:
-    return Case(gemma, 16_000, [2])
+    return Case(gemma, 16_000, begin=[2], passage=100)
 
 
 @pytest.fixture(
