@@ -15,6 +15,7 @@ TESTS = Path(__file__).parent
 # What takes time there is what is tested or measured, or the one place that looks again.
 MEANT = {
     "waiting.py": "looks again, until a deadline",
+    "api/chats/test_wire.py": "the pace of a model, by a clock that does not wait",
     "helpers/workers.py": "jobs that take long",
     "doctor/test_model_speeds.py": "an engine whose steps take 20 ms",
     "ranks/slow_rank.py": "the steps of a rank that is slow",

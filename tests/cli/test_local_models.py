@@ -107,7 +107,7 @@ def test_a_model_that_was_trained_to_see_is_listed_and_shown_so(
     (folder / "model.safetensors").write_bytes(bytes(1000))
     assert "(vision)" in listed_here(offline)
     assert json.loads(offline("show", str(folder), "--json").out)["vision"] is True
-    assert "Images        seen with mlxserve[vision]" in offline("show", str(folder)).out
+    assert "Images        seen with the extra `vision`" in offline("show", str(folder)).out
     assert "Images" not in offline("show", NAME).out
 
 

@@ -14,7 +14,7 @@ from tests.emulator.launch import Binding, Program, Size, Statistics
 from tests.emulator.library import METAL_VERSION, input_binding
 from tests.emulator.signature import InputType, KernelBody, Template, generate
 
-_PREAMBLE = "mlx/backend/metal/kernels/utils.h"  # what MLX puts before a custom kernel
+PREAMBLE = "mlx/backend/metal/kernels/utils.h"  # what MLX puts before a custom kernel
 _MATH_MODES = ("safe", "relaxed", "fast")
 
 
@@ -157,7 +157,7 @@ class MetalKernel:
         )
         request = BuildRequest(
             source=text,
-            preamble=_PREAMBLE,
+            preamble=PREAMBLE,
             kernel=generated.name,
             constants=(),
             include_dirs=(str(mlx_include_folder()), *self._include_dirs),

@@ -97,7 +97,7 @@ def compile_text(text: str, which: Pass) -> Outcome:
     command = [
         *find_toolchain().compiler,
         *_FLAGS[which],
-        *("-I", str(INCLUDE), "-include-pch", str(_preamble(which)), *_ACTION[which], "-"),
+        *("-I", str(INCLUDE), "-include-pch", str(preamble(which)), *_ACTION[which], "-"),
     ]
     done = subprocess.run(
         command, input=prepared, capture_output=True, text=True, check=False, env=environment()
@@ -146,7 +146,7 @@ def _numbered(text: str) -> str:
 
 
 @functools.cache
-def _preamble(which: Pass) -> Path:
+def preamble(which: Pass) -> Path:
     """Our declarations and MLX's preamble, parsed once for a checkout, whose files the compiled form names."""
     text = _mlx_preamble(which)
     own = [path.read_bytes() for path in sorted(INCLUDE.rglob("*.h"))]
@@ -158,7 +158,7 @@ def _preamble(which: Pass) -> Path:
         header = _publish(target.with_suffix(".preamble.h"), text)
         main = _publish(target.with_suffix(".h"), f'#include "{header}"\n')
         with workspace() as folder:
-            _emit(which, main, folder / target.name)
+            emit(which, main, folder / target.name)
             publish(folder / target.name, target)
     return target
 
@@ -170,7 +170,7 @@ def _publish(target: Path, text: str) -> Path:
     return target
 
 
-def _emit(which: Pass, header: Path, target: Path) -> None:
+def emit(which: Pass, header: Path, target: Path) -> None:
     command = [
         *find_toolchain().compiler,
         *_FLAGS[which],
@@ -198,4 +198,4 @@ def _mlx_preamble(which: Pass) -> str:
 def front_end_version() -> str:
     """Changes with everything that a report depends on, apart from the text."""
     own = [path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py"))]
-    return digest(*own, str(_preamble("types")), str(_preamble("language")))
+    return digest(*own, str(preamble("types")), str(preamble("language")))

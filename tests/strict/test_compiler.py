@@ -18,12 +18,12 @@ def test_each_checkout_has_a_preamble_of_its_own(
     cache = tmp_path / "cache"
     cache.mkdir(mode=0o700)
     monkeypatch.setenv(VARIABLE, str(cache))
-    monkeypatch.setattr(compiler, "_emit", lambda _which, _header, target: target.touch())
-    own = compiler._preamble.__wrapped__("types")
-    assert compiler._preamble.__wrapped__("types") == own
+    monkeypatch.setattr(compiler, "emit", lambda _which, _header, target: target.touch())
+    own = compiler.preamble.__wrapped__("types")
+    assert compiler.preamble.__wrapped__("types") == own
     shutil.copytree(compiler.INCLUDE, tmp_path / "include")
     monkeypatch.setattr(compiler, "INCLUDE", tmp_path / "include")
-    assert compiler._preamble.__wrapped__("types") != own
+    assert compiler.preamble.__wrapped__("types") != own
 
 
 def test_an_unusable_preamble_is_not_reported_as_an_error_of_the_text(
@@ -32,6 +32,6 @@ def test_an_unusable_preamble_is_not_reported_as_an_error_of_the_text(
     """Such a report would be kept, and the text refused from then on."""
     broken = tmp_path / "broken.pch"
     broken.write_bytes(b"CPCH")
-    monkeypatch.setattr(compiler, "_preamble", lambda _which: broken)
+    monkeypatch.setattr(compiler, "preamble", lambda _which: broken)
     with pytest.raises(RuntimeError, match="is not usable"):
         compiler.compile_text("", "types")

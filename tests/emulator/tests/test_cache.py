@@ -84,7 +84,7 @@ def test_another_preamble_is_read_anew(
     fresh: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its macros, its functions and its names of vectors are known behind it."""
-    header = tmp_path / kernel._PREAMBLE
+    header = tmp_path / kernel.PREAMBLE
     header.parent.mkdir(parents=True)
     monkeypatch.setattr(kernel, "mlx_include_folder", lambda: tmp_path)
     text = (
