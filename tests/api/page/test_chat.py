@@ -123,8 +123,8 @@ def test_versions_of_questions_and_answers_are_kept(
         seen.page.locator(".user >> text=Edit").first.click()
         assert seen.page.input_value("#text") == "one"
         seen.ask("uno")
-        seen.wait_for_answers(1)
         seen.until_text(".user .actions", "2/2")
+        seen.until_text(".assistant .body", "Hello")
         assert seen.texts == ["uno", "Hello"]
         chat.script = [Delta("Again", (65,), (), FinishReason.STOP, Usage(5, 1, 0))]
         seen.page.click("text=Regenerate")
