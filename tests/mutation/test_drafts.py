@@ -241,6 +241,10 @@ FOUND: dict[str, Bug] = {
         "if not 0 <= num_drafted < max(1, length):",
         "if False:",
         test_wire.test_a_plan_that_does_not_fit_is_refused,
+        {
+            "numbers": [1, 0, 0, 0, 1, 0, 0, *(0, 1, 0, -1, 5, 0, 0, 0, 0, 1), 7],
+            "why": "a draft without a known",
+        },
     ),
     "count accepted tokens at the first position": Bug(
         commit,

@@ -200,23 +200,37 @@ def plan_of(numbers: Sequence[int]) -> bytes:
     return as_int32(numbers)
 
 
-def test_a_plan_that_does_not_fit_is_refused() -> None:
-    for body in [
-        b"",
-        b"\x01\x00\x00",  # not whole numbers
-        plan_of([1, 1, 0, 0, 0, 0, 0, 1, 2, -1, 5, 0, 0, 0, 0, 0]),  # of a step that was not told
-        plan_of(
-            [1, 0, 0, 0, 0, 0, 0, 1, 2, -1, 5, 3, 0, 0, 0, 0]
-        ),  # keeps pages that are not known
-        plan_of([1, 0, 0, 0, 0, 0, 0, 1, 10, -1, 5, 0, 0, 3, 0, 0]),  # the same, of windows
-        plan_of([9, 0, 0, 0, 0, 0, 0, 1, 2, -1, 5, 0, 0, 0, 0, 0]),  # fewer chunks than it says
-        plan_of([1, 0, 0, 0, 1, 0, 0, 1, 0, -1, 5, 0, 0, 0, 0, 0]),  # fewer tokens than it says
-        plan_of([1, 0, 0, 0, 1, 0, 0, 1, 0, -1, 5, 0, 0, 0, 0, 1, 7]),  # a draft of all its tokens
-        plan_of([1, 0, 0, 0, 1, 0, 0, 1, 0, -1, 5, 0, 0, 0, 0, -1, 7]),
-        plan_of([-1, 0, 0, 0, 0, 0]),
-    ]:
-        with pytest.raises(ProtocolError):
-            PlanDecoder(has_states=False).decode(body)
+@pytest.mark.parametrize(
+    ("numbers", "why"),
+    [
+        ([], "not enough values"),
+        (
+            [1, 1, 0, 0, 0, 0, 0, *(0, 1, 2, -1, 5, 0, 0, 0, 0, 0)],
+            "other lengths",
+        ),  # no step was told
+        ([1, 0, 0, 0, 0, 0, 0, *(0, 1, 2, -1, 5, 3, 0, 0, 0, 0)], "5"),  # no page of it is known
+        ([1, 0, 0, 0, 0, 0, 0, *(0, 1, 8, -1, 5, 0, 0, 3, 0, 0)], "5"),  # the same, of windows
+        ([9, 0, 0, 0, 0, 0, 0, *(0, 1, 2, -1, 5, 0, 0, 0, 0, 0)], "other lengths"),
+        ([1, 0, 0, 0, 1, 0, 0, *(0, 1, 0, -1, 5, 0, 0, 0, 0, 0)], "other lengths"),
+        ([1, 0, 0, 0, 1, 0, 0, *(0, 1, 0, -1, 5, 0, 0, 0, 0, 1), 7], "a draft without a known"),
+        ([1, 0, 0, 0, 1, 0, 0, *(0, 1, 0, -1, 5, 0, 0, 0, 0, -1), 7], "a draft without a known"),
+        ([1, 0, 0, 0, 1, 0, 1, *(0, 1, 16, -1, 5, 0, 0, 0, 0, 0), 7, 1], "not enough values"),
+        (
+            [1, 0, 0, 0, 1, 0, 8, *(0, 1, 16, -1, 5, 0, 0, 0, 0, 0), 7, 1, 3, 5, 0, 0, 0, 0, 9],
+            "a picture without its ids",
+        ),
+        ([-1, 0, 0, 0, 0, 0, 0], "other lengths"),
+    ],
+)
+def test_a_plan_that_does_not_fit_is_refused(numbers: Sequence[int], why: str) -> None:
+    with pytest.raises(ProtocolError) as refused:
+        PlanDecoder(has_states=False).decode(plan_of(numbers))
+    assert why in str(refused.value.__cause__)
+
+
+def test_a_plan_of_other_than_whole_numbers_is_refused() -> None:
+    with pytest.raises(ProtocolError):
+        PlanDecoder(has_states=False).decode(b"\x01\x00\x00")
 
 
 @pytest.fixture
