@@ -72,7 +72,7 @@ def test_what_a_macs_answers_decide_passes_as_on_a_mac() -> None:
     assert done.returncode == 0, done.stdout[-8000:]
 
 
-@pytest.mark.slow
+@pytest.mark.mac
 @pytest.mark.skipif(machine.is_metal(), reason="this is a Mac")
 def test_every_test_of_the_emulated_kernels_is_collected_for_a_macs_gpu() -> None:
     """On macOS: without what only Linux has."""

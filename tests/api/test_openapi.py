@@ -18,7 +18,7 @@ from mlxserve.api.errors import speaks_ollama
 from tests.api.serving import StartServer
 from tests.api.smallest_bodies import ENDLESS
 
-NUM_EXAMPLES = int(os.environ.get("SCHEMATHESIS_EXAMPLES", "6"))  # of each route; more on demand
+NUM_EXAMPLES = int(os.environ.get("SCHEMATHESIS_EXAMPLES", "4"))  # of each route; more on demand
 
 
 @pytest.fixture

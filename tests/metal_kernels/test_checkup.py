@@ -161,7 +161,7 @@ def in_tf32(array: mx.array) -> mx.array:
     return mx.array(bits.view(np.float32))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_products_of_mlx_in_tf32_do_not_make_a_right_kernel_wrong(
     monkeypatch: pytest.MonkeyPatch, fast_backend: MetalBackend
 ) -> None:

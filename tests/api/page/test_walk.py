@@ -50,7 +50,7 @@ def answered(seen: Visit, question: str) -> None:
         (320, "dark"),
         pytest.param(390, "light", marks=pytest.mark.long),
         pytest.param(1280, "dark", marks=pytest.mark.long),
-        (1920, "light"),
+        pytest.param(1920, "light", marks=pytest.mark.long),
     ],
 )
 def test_every_ability_works(
