@@ -279,8 +279,3 @@ def test_adapters_are_given_by_name_and_folder() -> None:
     for given in [("a",), ("=b",), ("a=",), ("a:b=c",), ("a=b", "a=c")]:
         with pytest.raises(InvalidConfig, match="adapter"):
             LLM(adapter=given)
-
-
-def test_ranks_by_heads_have_no_adapters() -> None:
-    with pytest.raises(InvalidConfig, match="adapter does not work with tensor_parallel_size"):
-        LLM(adapter=("a=b",), tensor_parallel_size=2)

@@ -745,12 +745,6 @@ class EngineConfig(Options):
                 "groups cannot be divided. Choose one of them.",
                 option="pipeline_parallel_size",
             )
-        if self.adapter and self.tensor_parallel_size > 1:
-            raise InvalidConfig(
-                "adapter does not work with tensor_parallel_size, by which each rank has a part of every layer. "
-                "Use pipeline_parallel_size, leave it out, or make a model of the adapter with `mlx_lm.fuse`.",
-                option="adapter",
-            )
 
     @property
     def max_draft(self) -> int:

@@ -97,10 +97,18 @@ class AdapterRows:
 
 def low_rank(x: mx.array, a: mx.array, b: mx.array, chosen: RowAdapters) -> mx.array:
     """Return the adapters' contribution for `x`, (..., input): (..., output) in the dtype of x."""
+    return _outer(_inner(x, a, chosen), b, chosen, x)
+
+
+def _inner(x: mx.array, a: mx.array, chosen: RowAdapters) -> mx.array:
+    """Return the scaled product of the rows with A: (N, rows, rank)."""
     number, scale = chosen
-    rows = x.reshape(number.size, -1, x.shape[-1])
-    z = mx.gather_mm(rows, a, rhs_indices=number) * scale
-    z = mx.gather_mm(z, b, rhs_indices=number)
+    return mx.gather_mm(x.reshape(number.size, -1, x.shape[-1]), a, rhs_indices=number) * scale
+
+
+def _outer(z: mx.array, b: mx.array, chosen: RowAdapters, x: mx.array) -> mx.array:
+    """Return its product with B in the shape of `x` but for the last dimension."""
+    z = mx.gather_mm(z, b, rhs_indices=chosen.number)
     return z.astype(x.dtype).reshape(*x.shape[:-1], z.shape[-1])
 
 
@@ -108,10 +116,23 @@ class AdaptedLinear(nn.Module):  # type: ignore[misc]  # mlx's nn has no types
     """A Linear or QuantizedLinear with adapters."""
 
     def __init__(
-        self, linear: nn.Module, a: mx.array, b: mx.array, rows: AdapterRows, *, is_head: bool
+        self,
+        linear: nn.Module,
+        a: mx.array,
+        b: mx.array,
+        rows: AdapterRows,
+        *,
+        is_head: bool,
+        summed_by: mx.distributed.Group | None = None,
     ) -> None:
+        """Wrap a layer.
+
+        a: (adapters, input, rank), b: (adapters, rank, output)
+        summed_by: the ranks that have its other inputs
+        """
         super().__init__()
         self.linear = linear
+        self._summed_by = summed_by
         self.lora_a = a
         self.lora_b = b
         self._rows = rows
@@ -120,7 +141,14 @@ class AdaptedLinear(nn.Module):  # type: ignore[misc]  # mlx's nn has no types
     def __call__(self, x: mx.array) -> mx.array:
         y: mx.array = self.linear(x)
         chosen = self._rows.of_head if self._is_head else self._rows.chosen
-        return y if chosen is None else y + low_rank(x, self.lora_a, self.lora_b, chosen)
+        if chosen is None:
+            return y
+        if self._summed_by is None:
+            return y + low_rank(x, self.lora_a, self.lora_b, chosen)
+        z = _inner(x, self.lora_a, chosen)
+        # After the layer's own sum: the collectives of a step form one chain.
+        z = mx.distributed.all_sum(mx.depends(z, y), group=self._summed_by)
+        return y + _outer(z, self.lora_b, chosen, x)
 
 
 class AdaptedEmbedding(nn.Module):  # type: ignore[misc]

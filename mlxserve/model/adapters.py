@@ -14,12 +14,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_unflatten
-from mlx_lm.models.switch_layers import (
-    QuantizedSwitchLinear,
-    SwitchGLU,
-    SwitchLinear,
-    SwitchMLP,
-)
+from mlx_lm.models.switch_layers import SwitchGLU, SwitchMLP
 
 from mlxserve.core.errors import UnsupportedModel
 from mlxserve.hub.adapter_files import AdapterFiles
@@ -31,17 +26,21 @@ from mlxserve.model.adapted_layers import (
     AdapterRows,
     RowAdapters,
 )
+from mlxserve.model.adapter_shares import (
+    EMBEDDINGS,
+    SWITCHES,
+    Shares,
+    is_summed,
+    shares_of,
+    sizes_of,
+)
 from mlxserve.model.paged import RowSelector, SelectedRowsHead
-from mlxserve.model.rank_group import RankGroup
+from mlxserve.model.rank_group import RankGroup, Split
 from mlxserve.model.split_by_heads import NoHead
 from mlxserve.model.split_by_layers import NoEmbedding, places_of
 from mlxserve.request import Chunk
 
 Matrices = tuple[mx.array, mx.array]  # lora_a and lora_b of a layer, as they are stored
-
-_LINEAR = (nn.Linear, nn.QuantizedLinear)
-_EMBEDDING = (nn.Embedding, nn.QuantizedEmbedding)
-_SWITCH = (SwitchLinear, QuantizedSwitchLinear)
 
 
 @dataclass(frozen=True)
@@ -108,25 +107,31 @@ def attach(
 ) -> Adapters:
     """Attach adapters to the layers of a prepared `model` called `name`, and evaluate them.
 
-    Of a `group` of ranks by layers each has those of its own layers. They keep the dtype of their files, as mlx-lm computes them, but beside a float32 model they are
-    float32. Raises UnsupportedModel for one that does not belong to this model.
+    Of a `group` of ranks each has those of its own layers, or its share of all. They keep the dtype of their files, as
+    mlx-lm computes them, but beside a float32 model they are float32. Raises UnsupportedModel for one that does not
+    belong to this model.
     """
     rows = AdapterRows(selector)
     weights = [_read(adapter, is_float32=dtype == mx.float32) for adapter in adapters]
     modules = dict(model.named_modules())
     places, elsewhere = places_of(model)
     known = {path: modules[place] for path, place in places.items()} | elsewhere
-    has_head = group is None or group.is_lead
+    paths = list(dict.fromkeys(path for each in weights for path in each))
+    shares = None
+    if group is not None and group.split is Split.HEADS:
+        shares = shares_of(model, group, name, paths)
     changed: dict[str, nn.Module] = {}
-    for path in dict.fromkeys(path for each in weights for path in each):
+    for path in paths:
         pairs = [each.get(path) for each in weights]
         for adapter, pair in zip(adapters, pairs, strict=True):
             if pair is not None:
-                _check(adapter.name, name, path, known, pair)
+                _check(adapter.name, name, path, known, pair, shares)
         if path not in elsewhere and not _has_no_weights(known[path]):
-            module = _adapted(known[path], *_stacked(pairs), selector, rows, has_head=has_head)
-            changed[path] = module
-    experts = {path.rpartition(".")[0] for path in changed if isinstance(known[path], _SWITCH)}
+            a, b = _stacked(pairs)
+            if shares is not None and path in shares.of:
+                a, b = shares.of[path].of(a, b)
+            changed[path] = _adapted(known[path], a, b, selector, rows, group)
+    experts = {path.rpartition(".")[0] for path in changed if isinstance(known[path], SWITCHES)}
     for path, module in changed.items():
         _put(model, places[path], module)
     for path in experts:
@@ -161,15 +166,20 @@ def _laid_out(arrays: Mapping[str, mx.array], path: str) -> Matrices:
 
 
 def _check(
-    adapter: str, name: str, path: str, modules: Mapping[str, nn.Module], pair: Matrices
+    adapter: str,
+    name: str,
+    path: str,
+    modules: Mapping[str, nn.Module],
+    pair: Matrices,
+    shares: Shares | None,
 ) -> None:
     """Raises UnsupportedModel for matrices that do not fit this layer."""
     module = modules.get(path)
     layer = module.head if isinstance(module, SelectedRowsHead) else module
     if layer is not None and _has_no_weights(layer):
         return  # the rank that has them checks it
-    sizes = _sizes(layer)
-    if isinstance(layer, _SWITCH):
+    sizes = sizes_of(layer) if shares is None else shares.sizes[path]
+    if isinstance(layer, SWITCHES):
         parent = modules.get(path.rpartition(".")[0])
         sizes = sizes if isinstance(parent, (SwitchGLU, SwitchMLP)) else None
     if sizes is None:
@@ -190,21 +200,6 @@ def _has_no_weights(layer: nn.Module) -> bool:
     """True for a head or an embedding that another rank has."""
     layer = layer.head if isinstance(layer, SelectedRowsHead) else layer
     return isinstance(layer, (NoHead, NoEmbedding))
-
-
-def _sizes(layer: nn.Module | None) -> tuple[int, ...] | None:
-    """(input, output) of a layer; None if it cannot be adapted.
-
-    An embedding has (tokens, size), experts have (experts, input, output).
-    """
-    if isinstance(layer, _SWITCH):
-        return layer.num_experts, layer.input_dims, layer.output_dims
-    if not isinstance(layer, (*_LINEAR, *_EMBEDDING)):
-        return None
-    rows, columns = layer.weight.shape
-    if isinstance(layer, (nn.QuantizedLinear, nn.QuantizedEmbedding)):
-        columns = columns * 32 // layer.bits
-    return (rows, columns) if isinstance(layer, _EMBEDDING) else (columns, rows)
 
 
 def _stacked(pairs: Sequence[Matrices | None]) -> Matrices:
@@ -237,18 +232,19 @@ def _adapted(
     b: mx.array,
     selector: RowSelector,
     rows: AdapterRows,
-    *,
-    has_head: bool,
+    group: RankGroup | None,
 ) -> nn.Module:
-    """Return the layer with adapters. `has_head`: False on a rank that computes no logits."""
+    """Return the layer with adapters."""
+    has_head = group is None or group.is_lead
     if isinstance(layer, SelectedRowsHead):
         head = AdaptedLinear(layer.head, a, b, rows, is_head=True)
         return SelectedRowsHead(head, selector)
-    if isinstance(layer, _EMBEDDING):
+    if isinstance(layer, EMBEDDINGS):
         return AdaptedEmbedding(layer, a, b, rows, selector, has_head=has_head)
-    if isinstance(layer, _SWITCH):
+    if isinstance(layer, SWITCHES):
         return AdaptedSwitchLinear(layer, a, b, rows)
-    return AdaptedLinear(layer, a, b, rows, is_head=False)
+    summed_by = group.mx_group if group is not None and is_summed(layer) else None
+    return AdaptedLinear(layer, a, b, rows, is_head=False, summed_by=summed_by)
 
 
 def _put(model: nn.Module, path: str, module: nn.Module) -> None:

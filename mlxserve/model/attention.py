@@ -61,7 +61,6 @@ def load_probed(
     choose_chunks(choice.loaded, choice.backends)
     loaded = _with_vision(files, choice, is_metal, memory_limit, attention_backend)
     if adapters:
-        assert group is None or group.split is Split.LAYERS, "ranks by heads have no adapters"
         loaded = loaded.with_adapters(adapters)
         probe_adapters(loaded.in_own_dtype(), choice.backends)
     return choice._replace(loaded=loaded)

@@ -7,11 +7,11 @@ import pytest
 from mlxserve import build
 from mlxserve.chat.view import View
 from mlxserve.core.errors import UnsupportedModel
-from mlxserve.model import step_graphs
+from mlxserve.model import adapter_shares, step_graphs
 from mlxserve.model.adapted_layers import AdaptedEmbedding, AdapterRows
 from mlxserve.model.adapters import Adapters
 from tests import test_adapters
-from tests.model import test_step_graphs
+from tests.model import test_adapter_shares, test_step_graphs
 from tests.mutation.bug import Bug
 from tests.test_adapters import load as load
 from tests.test_adapters import tuned as tuned
@@ -19,6 +19,22 @@ from tests.test_adapters import tuned as tuned
 pytestmark = pytest.mark.mutation
 
 FOUND: dict[str, Bug] = {
+    "take the inputs of a layer for its outputs": Bug(
+        adapter_shares,
+        "shares_of",
+        "Share(inputs=numbers) if is_input",
+        "Share(inputs=numbers) if not is_input",
+        test_adapter_shares.test_shares_are_what_shard_has_left,
+        {"kind": "llama", "size": 2, "rank": 1},
+    ),
+    "take the part of another rank": Bug(
+        adapter_shares,
+        "shares_of",
+        "numbers = left[path].weight.flatten()",
+        "numbers = left[path].weight.flatten()[::-1]",
+        test_adapter_shares.test_shares_are_what_shard_has_left,
+        {"kind": "qwen3_5", "size": 2, "rank": 1},
+    ),
     "give rows the adapters of others": Bug(
         Adapters,
         "_of",

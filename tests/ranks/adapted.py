@@ -1,4 +1,4 @@
-"""Answers and vectors of a model with adapters on ranks by layers.
+"""Answers and vectors of a model with adapters on ranks.
 
 python -m tests.ranks.adapted FOLDER ADAPTERS PROMPTS OPTIONS
 """
