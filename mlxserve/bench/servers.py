@@ -174,4 +174,6 @@ def _cpu_seconds(process_id: int) -> float:
 
 
 def _first_model(url: str) -> str:
-    return str(httpx.get(f"{url}/v1/models", trust_env=False).json()["data"][0]["id"])
+    # As patient as with a start: other work may keep the machine busy.
+    reply = httpx.get(f"{url}/v1/models", trust_env=False, timeout=_START_SECONDS)
+    return str(reply.json()["data"][0]["id"])
