@@ -106,6 +106,7 @@ class Follower:
         self._thread.join(PATIENCE)
         assert not self._thread.is_alive()
         self._client.close()
+        self._socket.close()  # also where the server's end came first
 
 
 def longer(grown: Any, text: str) -> Any:
