@@ -21,9 +21,8 @@ from tests.adapters import write_adapter
 from tests.assistants import always_drafting, write_agreeing_pair
 from tests.assistants import unprobed as unprobed
 from tests.drafting import similar_model
-from tests.model.small_vision import image, write_vision_model
+from tests.model.small_vision import Said, conversation, image, write_vision_model
 from tests.oracle import MAX_TOKENS, Oracle
-from tests.test_images import Said, conversation
 from tests.together import begun_together
 
 PAGE = 16

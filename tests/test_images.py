@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,7 +23,6 @@ from mlxserve import LLM, SamplingParams
 from mlxserve.chat.answers import RequestOutput
 from mlxserve.core.errors import InvalidParameter
 from mlxserve.hub.files import find_model
-from mlxserve.images.image import Image
 from mlxserve.model.attention import load_probed
 from mlxserve.model.image_encoder import compute
 from mlxserve.model.image_encoder_pieces import METAL_WORK
@@ -33,9 +32,11 @@ from tests.emulated import emulated_factory
 from tests.model.small_vision import (
     IN_16_BITS,
     VISION_MODELS,
+    Said,
     answer_of_mlx_vlm,
     below_best,
     bidirectional_layers,
+    conversation,
     image,
     read_whole,
     write_vision_model,
@@ -53,7 +54,6 @@ WITHOUT_LAYERS = {"gemma4_unified"}
 NUM_TOKENS = 24
 PARAMS = SamplingParams(max_tokens=NUM_TOKENS, temperature=0, ignore_eos=True)
 A, B, WIDE = image(1), image(2), image(3, 60, 200)
-Said: TypeAlias = tuple[str | Image, ...]
 TEXT: Said = ("Tell me about pages, prefixes and the cache.",)
 QUESTIONS: dict[str, Said] = {
     "an image in a text": ("What is this? ", A, " Say it in a few words."),
@@ -98,16 +98,6 @@ class Model:
                 self.folder, self._whole, *said, num_tokens=NUM_TOKENS
             )
         return self._known[said]
-
-
-def conversation(said: Said) -> list[Mapping[str, Any]]:
-    parts = [
-        {"type": "image", "image": part}
-        if isinstance(part, Image)
-        else {"type": "text", "text": part}
-        for part in said
-    ]
-    return [{"role": "user", "content": parts}]
 
 
 def ask(llm: LLM, questions: Sequence[Said], **options: Any) -> list[RequestOutput]:

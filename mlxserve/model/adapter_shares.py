@@ -40,7 +40,7 @@ class Share(NamedTuple):
 
 
 class Shares(NamedTuple):
-    """By the paths of layers: sizes in the undivided model, and shares where a layer is divided."""
+    """Sizes of layers in the undivided model, and shares of those that are divided, by their paths."""
 
     sizes: Mapping[str, Sizes | None]
     of: Mapping[str, Share]
@@ -79,19 +79,17 @@ def shares_of(model: nn.Module, group: RankGroup, name: str, paths: Iterable[str
         shape = _shape(here.get(path))
         if shape is None or shape == size[-2:]:
             continue
-        if shape[1] == size[-1]:
-            numbers = mx.arange(size[-2])
-        elif shape[0] == size[-2]:
-            numbers = mx.arange(size[-1])
-        else:
+        is_input = shape[1] == size[-1]
+        if not is_input and shape[0] != size[-2]:
             raise UnsupportedModel(
                 f"{name}: {path[:100]} is divided among ranks in two directions, and cannot have adapters. Use "
                 "pipeline_parallel_size, which splits by layers."
             )
-        numbered[path] = shape[1] == size[-1]
+        numbered[path] = is_input
         one = (1,) * (modules[path].weight.ndim - 2)
         # A weight is (..., output, input).
-        modules[path].weight = numbers.reshape(*one, *((1, -1) if numbered[path] else (-1, 1)))
+        numbers = mx.arange(size[-2 if is_input else -1])
+        modules[path].weight = numbers.reshape(*one, *((1, -1) if is_input else (-1, 1)))
     split_by_heads(whole, group, name, str(getattr(model.args, "model_type", "")))
     left = dict(whole.named_modules())
     shares = {}
@@ -102,7 +100,7 @@ def shares_of(model: nn.Module, group: RankGroup, name: str, paths: Iterable[str
 
 
 def _shape(layer: nn.Module | None) -> Sizes | None:
-    """(input, output) of a layer with a matrix on this rank; None for others."""
+    """Return (input, output) of a layer with a matrix on this rank; None for others."""
     if layer is None or "weight" not in layer:
         return None
     rows, columns = layer.weight.shape[-2:]

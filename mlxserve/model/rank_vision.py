@@ -53,7 +53,7 @@ Choose = Callable[[LoadedModel], _Choice]
 
 
 class _Facts(NamedTuple):
-    """What rank 0 tells the others about its vision."""
+    """Describes the vision of rank 0 to the other ranks."""
 
     sees: int
     num_deep: int = 0

@@ -23,7 +23,7 @@ from mlxserve.model.shown_pictures import Features, ShownPictures
 
 
 class SharedFeatures:
-    """What all ranks know of features: their shape and dtype, and the way of a step's rows to all."""
+    """Sends the features of a step's rows from rank 0 to all ranks, which know their shape and dtype."""
 
     def __init__(self, group: RankGroup, hidden: int, dtype: mx.Dtype, num_deep: int) -> None:
         """num_deep: layers after which features are added."""
@@ -33,7 +33,7 @@ class SharedFeatures:
         self._num_arrays = 1 + num_deep
 
     def nbytes(self, num_rows: int) -> int:
-        """Bytes that the features of so many rows need in a step: own ones, and those of all ranks."""
+        """Return the bytes of a step's features on this rank: its own ones, and those gathered of all ranks."""
         row_nbytes = self._num_arrays * self._hidden * self._dtype.size
         return (1 + self._group.size) * num_rows * row_nbytes
 
@@ -72,7 +72,7 @@ class RemoteVision:
         self._shared = shared
 
     def planned_nbytes(self, num_rows: int) -> int:
-        """Bytes that a step of so many rows needs for features."""
+        """Return the bytes that a step of so many rows needs for features."""
         return self._shared.nbytes(num_rows)
 
     def showing(self, pictures: PictureRows) -> AbstractContextManager[None]:

@@ -18,7 +18,7 @@ _COLUMNS = 6  # numbers of a picture before its ids
 
 
 class ToldPictures(NamedTuple):
-    """What a forward needs of a request's images."""
+    """The pictures of a request and their blocks, as a forward reads them."""
 
     pictures: Placed
     blocks: tuple[Block, ...]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import mlx.core as mx
 import numpy as np
@@ -18,6 +18,8 @@ from mlxserve.images.image import Image
 from mlxserve.model.definitions import ModelArguments, module_of
 from mlxserve.model.registered_processors import load_processor, processor_class
 from tests.model.small_models import randomise
+
+Said: TypeAlias = tuple[str | Image, ...]  # by a user, in this order
 
 # By kind: what a template writes for an image, its tokens, which of them the configuration names, and files.
 VISION_MODELS: dict[str, dict[str, Any]] = json.loads(
@@ -194,3 +196,14 @@ def _logits_of_mlx_vlm(
     while True:
         yield logits[0, -1]
         logits = language(mx.array([[answer[-1]]]), cache=cache, **rope_deltas).logits
+
+
+def conversation(said: Said) -> list[Mapping[str, Any]]:
+    """A conversation of one message, of these texts and images."""
+    parts = [
+        {"type": "image", "image": part}
+        if isinstance(part, Image)
+        else {"type": "text", "text": part}
+        for part in said
+    ]
+    return [{"role": "user", "content": parts}]

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from mlxserve import LLM, SamplingParams
 from mlxserve.core.errors import InvalidParameter
-from mlxserve.images.image import Image
-from tests.model.small_vision import image
+from tests.model.small_vision import Said, conversation, image
 from tests.ranks.child import print_found, run_child
 from tests.together import begun_together
 
@@ -21,7 +20,6 @@ NUM_TOKENS = 12
 PAGE = 16
 _PARAMS = SamplingParams(max_tokens=NUM_TOKENS, temperature=0, ignore_eos=True)
 _A, _B, _WIDE = image(1), image(2), image(3, 60, 200)
-Said: TypeAlias = tuple[str | Image, ...]
 QUESTIONS: tuple[Said, ...] = (
     ("What is this? ", _A, " Say it in a few words."),
     ("What is this? ", _B, " Say it in a few words."),
@@ -32,18 +30,8 @@ QUESTIONS: tuple[Said, ...] = (
 Found: TypeAlias = dict[str, Any]
 
 
-def _conversation(said: Said) -> list[Mapping[str, Any]]:
-    parts = [
-        {"type": "image", "image": part}
-        if isinstance(part, Image)
-        else {"type": "text", "text": part}
-        for part in said
-    ]
-    return [{"role": "user", "content": parts}]
-
-
 def _ask(llm: LLM, questions: Sequence[Said]) -> list[Any]:
-    asked = [_conversation(said) for said in questions]
+    asked = [conversation(said) for said in questions]
     outputs = llm.chat(asked, _PARAMS, use_tqdm=False)
     llm.check()
     return outputs

@@ -56,7 +56,7 @@ class _Watched:
 
 
 class FileWatch:
-    """Looks at files while somebody follows. Used in the event loop only."""
+    """Looks for changes of files whose chats have followers. Used in the event loop only."""
 
     def __init__(
         self,
