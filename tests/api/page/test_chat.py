@@ -336,6 +336,7 @@ def test_the_browser_asks_before_it_loses_a_question_on_its_way(
         assert seen.texts == ["About walruses", "Hello"]
 
 
+@pytest.mark.long  # two of four runs beside each other waited for ever
 def test_images_are_chosen_pasted_shown_sent_and_kept(
     chat: FakeChat, start_server: StartServer, visit: Open
 ) -> None:
